@@ -1,0 +1,241 @@
+"""How autograd, vmap and the compiler see the operator.
+
+Eager calls go to an autograd.Function (a custom op costs 19 µs a call); under compile and export there is one opaque
+op, `linattn::attention`, with a fake kernel. Both end in the same two functions of batches.py. The backward pass is
+written by hand (docs/mathematics.md, equations 6 to 9) and is itself not differentiable: `impl="quadratic"` is.
+
+Axes:  B batch   T time   H heads   K key/value heads   D key width   C features   M values
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from linattn._typing import Tensor
+from linattn.features import resolve
+from linattn.ops.batches import Batch, run_backward, run_forward
+from linattn.ops.form import Form, sum_dtype
+from linattn.state import State
+
+TWICE = (
+    "linear_attention with impl={impl!r} can be differentiated once: its backward pass is written by hand. "
+    'For second derivatives pass impl="quadratic".'
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The static part of one call."""
+
+    form: Form
+    impl: str
+    want_state: bool
+
+
+Operands = tuple[Any, ...]  # q k v | kv z kv_low z_low | lengths q_lengths cu_seqlens cu_seqlens_q
+
+
+def call_eager(call: Call, operands: Operands) -> tuple[Tensor, State | None]:
+    if call.impl == "quadratic":
+        return _forward(call, operands)  # plain torch: autograd sees into it, as often as it likes
+    if torch._C._are_functorch_transforms_active():
+        out, *sums = _Attention.apply(call, *operands)  # type: ignore[misc]
+    elif not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in operands):
+        return _forward(call, operands)
+    else:
+        # Function.apply, without its inspect.signature at every call (30 µs) that only functorch needs
+        out, *sums = super(torch.autograd.Function, _Attention).apply(call, *operands)  # type: ignore[misc]
+    return out, State(*sums) if call.want_state else None
+
+
+def call_compiled(call: Call, operands: Operands) -> tuple[Tensor, State | None]:
+    form = call.form
+    out, kv, z, kv_low, z_low = torch.ops.linattn.attention(
+        *operands, form.feature_map.name, form.causal, form.normalize, form.scale, form.eps, call.impl, call.want_state
+    )
+    if not call.want_state:
+        return out, None
+    pair = kv.dtype == torch.float32
+    z, z_low = (z, z_low) if form.normalize else (None, None)
+    return out, State(kv, z, kv_low, z_low) if pair else State(kv, z)
+
+
+def _forward(call: Call, operands: Operands) -> tuple[Tensor, State | None]:
+    q, k, v, *rest = operands
+    with _no_autocast(q.device.type):
+        return run_forward(call.impl, q, k, v, call.form, _state(rest[:4]), Batch(*rest[4:]), call.want_state)
+
+
+def _backward(call: Call, operands: Operands, dout: Tensor | None, dkv: Tensor | None, dz: Tensor | None):
+    q, k, v, *rest = operands
+    with _no_autocast(q.device.type):
+        return run_backward(q, k, v, call.form, _state(rest[:4]), Batch(*rest[4:]), dout, dkv, dz)
+
+
+def _no_autocast(device: str) -> Any:
+    # Autocast would run the fp32 sums in bf16. Entering its context costs microseconds, so only where it is on.
+    return torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext()
+
+
+def autocast_is_on(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def _state(sums: list[Tensor | None]) -> State | None:
+    return None if sums[0] is None else State(*sums)  # type: ignore[arg-type]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(call: Call, *operands: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        out, state = _forward(call, operands)
+        return (out, None, None, None, None) if state is None else (out, state.kv, state.z, state.kv_low, state.z_low)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.call = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.mark_non_differentiable(*(x for x in output[3:] if x is not None))
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dkv: Tensor | None, dz: Tensor | None, *_: None):  # type: ignore[override]
+        tensors = (*ctx.saved_tensors, dout, dkv, dz)
+        if torch.is_grad_enabled():  # create_graph=True, or functorch: refuse a second derivative, let vmap through
+            grads = _AttentionBackward.apply(ctx.call, *tensors)
+        else:
+            grads = _backward(ctx.call, tensors[:11], *tensors[11:])
+        needs = ctx.needs_input_grad
+        return None, *(g if need else None for g, need in zip(grads, needs[1:6], strict=True)), *(None,) * 6  # type: ignore[misc]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *operands: Tensor | None):
+        return _vmapped(_Attention, OUTPUT_HEADS, info.batch_size, in_dims[1:], call, operands)
+
+
+class _AttentionBackward(torch.autograd.Function):
+    """The hand-written backward pass as a function: vmap sees it, and a second derivative is refused."""
+
+    @staticmethod
+    def forward(call: Call, *tensors: Tensor | None):  # type: ignore[override]
+        return _backward(call, tensors[:11], *tensors[11:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.impl = inputs[0].impl
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor):  # type: ignore[override]
+        raise RuntimeError(TWICE.format(impl=ctx.impl))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Tensor | None):
+        return _vmapped(_AttentionBackward, GRADIENT_HEADS, info.batch_size, in_dims[1:], call, tensors)
+
+
+# Where each operand (and then dout, dkv, dz) and each result holds its heads, which never meet: vmap's axis joins them.
+OPERAND_HEADS = (2, 2, 2, 1, 1, 1, 1, None, None, None, None, 2, 1, 1)
+OUTPUT_HEADS = (2, 1, 1, 1, 1)
+GRADIENT_HEADS = (2, 2, 2, 1, 1)
+
+
+def _vmapped(function: Any, heads: tuple[int, ...], size: int, dims: tuple[Any, ...], call: Call, tensors: Operands):
+    folded = []
+    for x, dim, axis in zip(tensors, dims, OPERAND_HEADS[: len(tensors)], strict=True):
+        if x is not None and axis is not None:
+            x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+            x = x.movedim(0, axis).flatten(axis, axis + 1)
+        elif dim is not None:
+            raise ValueError("vmap cannot map over lengths or cu_seqlens: all mapped calls share them")
+        folded.append(x)
+    results = function.apply(call, *folded)
+    unfolded = (None if x is None else x.unflatten(axis, (size, -1)) for x, axis in zip(results, heads, strict=True))
+    return tuple(unfolded), tuple(None if x is None else axis for x, axis in zip(results, heads, strict=True))
+
+
+OPERANDS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? kv, Tensor? z, Tensor? kv_low, Tensor? z_low, "
+    "Tensor? lengths, Tensor? q_lengths, Tensor? cu_seqlens, Tensor? cu_seqlens_q"
+)
+OPTIONS = "str feature_map, bool causal, bool normalize, float scale, float? eps"
+RESULTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+
+
+def _attention_op(*arguments: Any) -> tuple[Tensor, ...]:
+    operands, (*options, impl, want_state) = arguments[:11], arguments[11:]
+    out, state = _forward(_call(*options, impl=impl, want_state=want_state), operands)
+    sums = (None,) * 4 if state is None else (state.kv, state.z, state.kv_low, state.z_low)
+    # An op returns tensors, never None: an empty one stands for what there is not.
+    return out, *(out.new_empty(0, dtype=sum_dtype(operands[0].dtype)) if x is None else x for x in sums)
+
+
+def _attention_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    (q, _, v), (feature_map, _, normalize, *_, want_state) = arguments[:3], arguments[11:]
+    kv, z = _fake_sums(arguments, feature_map)
+    pair = want_state and kv.dtype == torch.float32
+    none = kv.new_empty(0)
+    return (
+        v.new_empty(*q.shape[:3], v.shape[3]),
+        kv if want_state else none,
+        z if want_state and normalize else none.clone(),
+        torch.empty_like(kv) if pair else none.clone(),
+        torch.empty_like(z) if pair and normalize else none.clone(),
+    )
+
+
+def _attention_backward_op(*arguments: Any) -> tuple[Tensor, ...]:
+    operands, grads, options = arguments[:11], arguments[11:14], arguments[14:]
+    *found, dz = _backward(_call(*options, impl="chunked", want_state=False), operands, *grads)
+    return *found, found[3].new_empty(0) if dz is None else dz
+
+
+def _attention_backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    dkv, dz = _fake_sums(arguments, arguments[14])
+    return *(x.new_empty(x.shape) for x in arguments[:3]), dkv, dz if arguments[16] else dkv.new_empty(0)
+
+
+def _fake_sums(arguments: tuple[Any, ...], feature_map: str) -> tuple[Tensor, Tensor]:
+    q, k, v = arguments[:3]
+    rows, features = Batch(cu_seqlens=arguments[9]).num_rows(k), resolve(feature_map).num_features(q.shape[3])
+    kv = q.new_empty(rows, k.shape[2], features, v.shape[3], dtype=sum_dtype(q.dtype))
+    return kv, kv.new_empty(rows, k.shape[2], features)
+
+
+def _call(
+    feature_map: str, causal: bool, normalize: bool, scale: float, eps: float | None, impl: str, want_state: bool
+) -> Call:
+    return Call(Form(resolve(feature_map), scale, causal, normalize, eps), impl, want_state)
+
+
+def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:11])
+    ctx.options, ctx.want_state = inputs[11:16], inputs[17]
+    ctx.mark_non_differentiable(*output[3:])
+
+
+def _backward_op(ctx: Any, dout: Tensor | None, dkv: Tensor | None, dz: Tensor | None, *_: Any):
+    normalize, had_state = ctx.options[2], ctx.saved_tensors[3] is not None
+    dkv, dz = (dkv if ctx.want_state else None), (dz if ctx.want_state and normalize else None)
+    *grads, dkv, dz = torch.ops.linattn.attention_backward(*ctx.saved_tensors, dout, dkv, dz, *ctx.options)
+    return *grads, dkv if had_state else None, dz if had_state and normalize else None, *(None,) * 13
+
+
+_op = torch.library.custom_op(
+    "linattn::attention",
+    _attention_op,
+    mutates_args=(),
+    schema=f"({OPERANDS}, {OPTIONS}, str impl, bool want_state) -> {RESULTS}",
+)
+_op.register_fake(_attention_fake)
+_op.register_autograd(_backward_op, setup_context=_setup_op)
+_backward_definition = torch.library.custom_op(
+    "linattn::attention_backward",
+    _attention_backward_op,
+    mutates_args=(),
+    schema=f"({OPERANDS}, Tensor? dout, Tensor? dkv, Tensor? dz, {OPTIONS}) -> {RESULTS}",
+)
+_backward_definition.register_fake(_attention_backward_fake)
