@@ -219,7 +219,7 @@ def _check_donation(state: State | None, return_state: bool, q: Tensor, k: Tenso
         raise ValueError("donate=True gives state= away, but there is no state")
     if not return_state:
         raise ValueError("donate=True without return_state=True would lose the state: pass return_state=True")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, state.kv)):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *state.tensors().values())):
         raise ValueError("donate=True writes into the state, which gradients need: use torch.no_grad() or donate=False")
 
 
