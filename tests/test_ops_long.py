@@ -19,6 +19,10 @@ from linattn.ops import Step
 WIDTH = 8
 LAST = 1000
 
+pytestmark = pytest.mark.usefixtures(
+    "unchecked"
+)  # annotations are not what is tested here, and they cost more than a step
+
 
 def make_signal(kind: str, time: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v (1, T, 1, 8): noise, one token for ever, or a tenth of noise and then silence."""

@@ -143,9 +143,10 @@ def allocated_by(steps: int, step) -> int:
     return sum(max(event.self_cpu_memory_usage, 0) for event in record.key_averages())
 
 
-@pytest.mark.parametrize("how", ["Step", "linear_attention"])
-def test_a_step_allocates_nothing_that_grows(how):
-    """Token 10 and token 10,000 cost the same memory; 128 of each, for steps that fold recent tokens in blocks."""
+@pytest.mark.usefixtures("unchecked")  # thousands of calls
+@pytest.mark.parametrize(("how", "last"), [("Step", 10_000), ("linear_attention", 2_000)])
+def test_a_step_allocates_nothing_that_grows(how, last):
+    """Token 10 and the last one cost the same memory; 128 of each, for steps that fold recent tokens in blocks."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 2, 8, generator=generator) for _ in range(3))
     box = {"state": State.empty(1, 2, 8, 8), "step": Step(State.empty(1, 2, 8, 8))}
@@ -166,7 +167,7 @@ def test_a_step_allocates_nothing_that_grows(how):
     for _ in range(10):
         advance()
     early, early_size = allocated_by(128, advance), size()
-    for _ in range(10_000 - 128):
+    for _ in range(last - 128):
         advance()
     late, late_size = allocated_by(128, advance), size()
     assert early > 0, "nothing was counted"

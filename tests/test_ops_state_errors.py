@@ -19,6 +19,10 @@ def used_up() -> State:
     return given
 
 
+def z_with_gradient() -> torch.Tensor:
+    return torch.ones(2, 4, 3, requires_grad=True)
+
+
 WRONG: dict[str, Wrong] = {
     # states
     "a state for another batch": Wrong(lambda: attend(state=state(3)), r"\(3, 4, 3, 3\)", r"\(2, 4, 3, 3\)", "batch"),
@@ -84,6 +88,12 @@ WRONG: dict[str, Wrong] = {
     ),
     "donating what gradients need": Wrong(
         lambda: attend(tokens(requires_grad=True), state=state(), return_state=True, donate=True),
+        "donate=True",
+        "gradients",
+        "no_grad|donate=False",
+    ),
+    "donating a z that gradients need": Wrong(
+        lambda: attend(state=State(torch.zeros(2, 4, 3, 3), z_with_gradient()), return_state=True, donate=True),
         "donate=True",
         "gradients",
         "no_grad|donate=False",

@@ -5,9 +5,11 @@ Expected values are the operator's own, called plainly; test_ops_values.py holds
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from cases import IMPLS, Case, assert_agree, assert_same, make_inputs, run_case
+from cases import IMPLS, Case, assert_agree, assert_same, make_inputs, run_case, run_outputs
 from layer import Layer, layer_inputs, results_of, some_loss
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -16,25 +18,20 @@ from torch.utils.checkpoint import checkpoint
 from linattn import State, linear_attention
 
 
+@pytest.mark.parametrize("feature_map", ["elu", "taylor", "softmax"])
 @pytest.mark.parametrize("impl", [*IMPLS, "auto"])
-def test_autocast_does_not_reach_the_sums(impl):
+def test_autocast_does_not_reach_the_sums(impl, feature_map):
     """fp32 in is fp32 out, bit for bit the same: a bf16 product inside would be off by 10⁻³."""
-    case = Case(2, 40, dtype=torch.float32, impl=impl)
-    x = make_inputs(case)
-    want = run_case(case, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = run_case(case, x)
+    x = make_inputs(Case(2, 40, dtype=torch.float32))
+    plain = partial(linear_attention, feature_map=feature_map, impl=impl)
+
+    def under_autocast(*tokens: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(*tokens)
+
+    got, want = run_outputs(under_autocast, x), run_outputs(plain, x)
     for name in want:
         assert torch.equal(got[name], want[name]), name
-
-
-@pytest.mark.parametrize("feature_map", ["taylor", "softmax", "quadratic"])
-def test_autocast_does_not_reach_maps_over_features(feature_map):
-    case = Case(2, 40, dtype=torch.float32, feature_map="elu", stateful=False)
-    q, k, v = (make_inputs(case)[name] for name in ("q", "k", "v"))
-    want = linear_attention(q, k, v, feature_map=feature_map)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(linear_attention(q, k, v, feature_map=feature_map), want)
 
 
 def test_a_layer_under_autocast():
@@ -58,6 +55,31 @@ def test_checkpointing_changes_nothing(reentrant):
         results.append([*made, *(x.grad for x in (*leaves, *layer.parameters()))])
     for want, got in zip(*results, strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("impl", ["chunked", "recurrent"])
+@pytest.mark.parametrize("changed", ["q", "k", "v"])
+def test_an_input_changed_in_place_is_noticed(impl, changed):
+    """The backward pass reads the inputs again: with other numbers in them it would be silently wrong."""
+    x = make_inputs(Case(2, 20))
+    x = {name: x[name].requires_grad_().clone() for name in ("q", "k", "v")}
+    out = linear_attention(x["q"], x["k"], x["v"], impl=impl)
+    x[changed].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("impl", [*IMPLS, "auto"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_numbers_are_the_same(mode, impl):
+    x = make_inputs(Case(2, 20, dtype=torch.float32))
+    tokens = [x[name].requires_grad_() for name in ("q", "k", "v")]
+    want, want_state = linear_attention(*tokens, return_state=True, impl=impl)
+    with mode():
+        got, state = linear_attention(*tokens, return_state=True, impl=impl)
+    assert torch.equal(got, want.detach()) and not got.requires_grad
+    for name, tensor in want_state.tensors().items():
+        assert torch.equal(state.tensors()[name], tensor.detach())
 
 
 def test_func_grad_is_autograd():
