@@ -28,7 +28,8 @@ FLOORS = (
     ("generate", "train", "convert", "hf"),
     ("",),
     ("serve",),
-    ("bench", "demo"),
+    ("bench",),
+    ("demo",),
     ("cli", "experiments"),
     ("__main__",),
 )
