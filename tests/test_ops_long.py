@@ -16,24 +16,24 @@ from torch import Tensor
 from linattn import State, linear_attention
 from linattn.ops import Step
 
+# Annotations are not what is tested here, and checking them costs more than a step.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+KINDS = ("random", "constant", "silent")
 WIDTH = 8
 LAST = 1000
 
-pytestmark = pytest.mark.usefixtures(
-    "unchecked"
-)  # annotations are not what is tested here, and they cost more than a step
 
-
-def make_signal(kind: str, time: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (1, T, 1, 8): noise, one token for ever, or a tenth of noise and then silence."""
+def make_signals(time: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v (1, T, 3, 8), a head each for noise, one token for ever, and a tenth of noise followed by silence."""
     generator = torch.Generator().manual_seed(time)
-    q, k, v = (torch.randn(1, time, 1, WIDTH, generator=generator) for _ in range(3))
-    if kind == "constant":
-        q, k, v = (x[:, :1].expand_as(x) for x in (q, k, v))
-    if kind == "silent":
-        heard = (torch.arange(time) < time // 10)[None, :, None, None]
-        q, k, v = q * heard, k * heard, (v + 1) * heard
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+    heard = (torch.arange(time) < time // 10)[None, :, None]
+    made = []
+    for mean in (0, 0, 1):  # silence is 0 for v too: what is left of the noise must not be 0 by chance
+        x = torch.randn(1, time, WIDTH, generator=generator)
+        made.append(torch.stack([x, x[:, :1].expand_as(x), (x + mean) * heard], 2).to(dtype))
+    q, k, v = made
+    return q, k, v
 
 
 def elu_plus_one(x: np.ndarray) -> np.ndarray:
@@ -41,9 +41,9 @@ def elu_plus_one(x: np.ndarray) -> np.ndarray:
 
 
 def last_outputs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The last positions in float64: everything before them as one product, then pair by pair."""
-    f_q, f_k = (elu_plus_one(x[0, :, 0].double().numpy()) for x in (q[:, -LAST:], k))
-    values = v[0, :, 0].double().numpy()
+    """The last positions of one head (T, 8) in float64: everything before them as one product, then pair by pair."""
+    f_q, f_k = (elu_plus_one(x.double().numpy()) for x in (q[-LAST:], k))
+    values = v.double().numpy()
     w = np.tril(f_q @ f_k[-LAST:].T)
     num = w @ values[-LAST:] + f_q @ (f_k[:-LAST].T @ values[:-LAST])
     den = w.sum(-1) + f_q @ f_k[:-LAST].sum(0)
@@ -54,44 +54,45 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     return ((got.double() - want).norm() / want.norm()).item()
 
 
+def assert_last_outputs(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+    for head, kind in enumerate(KINDS):
+        want = last_outputs(*(x[0, :, head] for x in (q, k, v)))
+        assert relative_error(out[0, -LAST:, head], want) < 1e-3, kind
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("kind", ["random", "constant", "silent"])
-def test_a_million_positions_at_once(kind, dtype):
-    q, k, v = make_signal(kind, 10**6, dtype)
-    out = linear_attention(q, k, v, impl="chunked")
-    assert relative_error(out[0, -LAST:, 0], last_outputs(q, k, v)) < 1e-3
+def test_a_million_positions_at_once(dtype):
+    q, k, v = make_signals(10**6, dtype)
+    assert_last_outputs(linear_attention(q, k, v, impl="chunked"), q, k, v)
 
 
 def step_through(q: Tensor, k: Tensor, v: Tensor, how: str) -> Tensor:
     """The last outputs, token by token."""
-    state, outs = State.empty(1, 1, WIDTH, WIDTH), []
+    state, outs = State.empty(1, len(KINDS), WIDTH, WIDTH), []
     step = Step(state) if how == "Step" else None
-    tokens = zip(q.unbind(1), k.unbind(1), v.unbind(1), strict=True)
+    tokens = zip(q.split(1, 1), k.split(1, 1), v.split(1, 1), strict=True)
     for t, token in enumerate(tokens):
         if step is not None:
             out = step(*token)
         else:
-            out, state = linear_attention(*(x[:, None] for x in token), state=state, return_state=True)
-            out = out[:, 0]
+            out, state = linear_attention(*token, state=state, return_state=True)
         if t >= q.shape[1] - LAST:
-            outs.append(out[0, 0].clone())
-    return torch.stack(outs)
+            outs.append(out.clone())
+    return torch.cat(outs, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("kind", ["random", "constant", "silent"])
 @pytest.mark.parametrize(("how", "time"), [("Step", 10_000), ("linear_attention", 3_000)])
-def test_token_by_token(how, time, kind, dtype):
-    q, k, v = make_signal(kind, time, dtype)
-    assert relative_error(step_through(q, k, v, how), last_outputs(q, k, v)) < 1e-3
+def test_token_by_token(how, time, dtype):
+    q, k, v = make_signals(time, dtype)
+    assert_last_outputs(step_through(q, k, v, how), q, k, v)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("kind", ["random", "constant", "silent"])
-def test_a_million_positions_token_by_token(kind, dtype):
-    q, k, v = make_signal(kind, 10**6, dtype)
-    assert relative_error(step_through(q, k, v, "Step"), last_outputs(q, k, v)) < 1e-3
+def test_a_million_positions_token_by_token(dtype):
+    q, k, v = make_signals(10**6, dtype)
+    assert_last_outputs(step_through(q, k, v, "Step"), q, k, v)
 
 
 @pytest.mark.parametrize("how", ["Step", "linear_attention", "chunked"])
@@ -130,7 +131,7 @@ def float64_gradients(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> list[Tensor
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_values_far_from_zero(causal):
     """v of mean 10, T = 65,536: the gradient of a normalised output is a small difference of large sums."""
-    q, k, v = make_signal("random", 65_536, torch.float32)
+    q, k, v = (x[:, :, :1] for x in make_signals(65_536, torch.float32))
     v = v + 10
     g = torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]

@@ -53,13 +53,13 @@ def test_against_the_oracle(case):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("lengths", [None, [700, 0, 333]], ids=str)
+@pytest.mark.parametrize("lengths", [None, [700, 333]], ids=str)
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
 def test_many_blocks(causal, normalize, lengths, dtype):
     """Wide and long enough that whatever works in chunks and blocks of chunks has several, and a rest."""
-    layout = {} if lengths is None else {"lengths": lengths} | ({} if causal else {"q_lengths": [1, 700, 650]})
-    case = Case(3, 700, None, 10, 5, 64, 40, dtype, "softplus", "chunked", causal, normalize, layout=layout)
+    layout = {} if lengths is None else {"lengths": lengths} | ({} if causal else {"q_lengths": [1, 700]})
+    case = Case(2, 700, None, 6, 3, 80, 40, dtype, "softplus", "chunked", causal, normalize, layout=layout)
     x = make_inputs(case)
     assert_matches_oracle(run_case(case, x), case, x)
 

@@ -70,7 +70,8 @@ def read(path: Path, device: str | torch.device) -> tuple[dict[str, str], dict[s
         with safe_open(os.fspath(path), framework="pt", device="cpu" if str(device) == "meta" else str(device)) as file:
             metadata = file.metadata() or {}
             names = () if str(device) == "meta" else tuple(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names}
+            # Copies: a file's tensors begin anywhere, and where they begin can change the last bit of a product.
+            tensors = {name: file.get_tensor(name).clone() for name in names}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} cannot be read as safetensors, it may be damaged or cut off ({error})") from error
     if ENTRY not in metadata:
@@ -102,7 +103,7 @@ def to_json(config: Config) -> dict[str, Any]:
     return {"kind": type(config).__name__} | dataclasses.asdict(config)
 
 
-def from_json(form: dict[str, Any], where: object = "this config") -> Config:
+def from_json(form: object, where: object = "this config") -> Config:
     """The config that `to_json` described. Unknown kinds and fields raise, naming what is known."""
     kinds = {cls.__name__: cls for cls in MODELS}
     fields = {} if not isinstance(form, dict) else dict(form)

@@ -25,7 +25,7 @@ from linattn.nn.random_maps import DrawnMap, draw_of
 from linattn.ops import linear_attention
 from linattn.ops.autograd import autocast_is_on
 from linattn.ops.checks import Lengths, read_batch
-from linattn.ops.form import live_tokens
+from linattn.ops.form import Form, live_tokens
 from linattn.ops.hashing import draw_rotations
 from linattn.ops.reformer import LSHState, reformer_attention
 from linattn.ops.softmax import KVCache, softmax_attention
@@ -155,8 +155,8 @@ class Attention(nn.Module):
     def _turned(self, q: Tensor, k: Tensor, v: Tensor, places: Tensor, before: AttentionState | None, options: dict):
         """Rotary positions after the map: turned features weigh the values, unturned ones make the normaliser."""
         layer, feature_map = self.layer, self._map(before)
-        root = (feature_map.default_scale(layer.key_width) if layer.scale is None else layer.scale) ** 0.5
-        phi_q, phi_k = feature_map(root * q), feature_map(root * k)
+        form = Form(feature_map, feature_map.default_scale(layer.key_width) if layer.scale is None else layer.scale)
+        phi_q, phi_k = form.features(q), form.features(k)
         options |= {"causal": self.causal, "normalize": False, "eps": None, "scale": None}
         sums, weights = (None, None) if before is None else (before.memory, before.weights)
         made = self._linear(rotary(phi_q, places), rotary(phi_k, places), v.to(phi_k.dtype), IDENTITY, sums, **options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from linattn.features import FEATURE_MAPS
+from linattn.ops.checks import check_scale
 
 Kind = Literal["linear", "softmax", "reformer"]
 CHOICES = {
@@ -78,6 +79,7 @@ class Layer:
             )
         if self.num_heads % self.kv_heads:
             raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
+        check_scale(self.scale, self.eps)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
         if self.attention == "reformer" and (self.cross or self.kv_heads != self.num_heads):

@@ -50,6 +50,12 @@ class Nested(Value):
         # A copy: the buffers of a cache may hold a newer value's tokens, behind those of this one.
         super(Nested, self.clone()).save(path)
 
+    @classmethod
+    def load(cls: type[NestedT], path: str | os.PathLike[str], device: str | torch.device = "cpu") -> NestedT:
+        """Read what `save` wrote. A file of another kind of value raises."""
+        # A copy: a file's tensors begin anywhere in memory, and where they begin can change the last bit of a product.
+        return super().load(path, device).clone()
+
     def _each(self: NestedT, of_value: Callable[[Any], Any], of_tensor: Callable[[Tensor], Tensor]) -> NestedT:
         def apply(item: Any) -> Any:
             if isinstance(item, Value):

@@ -113,7 +113,7 @@ def _causal_block(
     if form.normalize:
         den = weights.sum(-1)
         if before is not None and before.z is not None:
-            den += torch.bmm(phi_q, before.z[..., None])[..., 0]
+            den += sums_of.dot(phi_q, before.z)
         do, inverse = _divide(do, den, form)
 
     # 1. The queries' side (equations 6 and 7): dw = do·v, and through the normaliser −(do·num) / den.
@@ -154,7 +154,7 @@ def _full_backward(tiles: Tiles, state: State | None, dout: Tensor, after: Sums,
         if sums.z is None:
             dphi_q = torch.bmm(do, sums.kv.transpose(1, 2))
         else:
-            do, inverse = _divide(do, torch.bmm(queries.phi, sums.z[..., None])[..., 0], form)
+            do, inverse = _divide(do, sums_of.dot(queries.phi, sums.z), form)
             dphi_q = torch.bmm(do, sums.kv.transpose(1, 2))
             dden = (queries.phi * dphi_q).sum(-1).mul_(inverse).neg_()
             dphi_q += dden[..., None] * sums.z[:, None]
@@ -193,7 +193,7 @@ def _read(form: Form, phi_q: Tensor, sums: Sums) -> Tensor:
     out = torch.bmm(phi_q, sums.kv)
     if sums.z is None:
         return out
-    return out.div_(form.divisor(torch.bmm(phi_q, sums.z[..., None])[..., 0])[..., None])
+    return out.div_(form.divisor(sums_of.dot(phi_q, sums.z))[..., None])
 
 
 def _divide(do: Tensor, den: Tensor, form: Form) -> tuple[Tensor, Tensor]:

@@ -27,10 +27,15 @@ class Sums(NamedTuple):
         """Add to `num` and `den` what these sums say to features phi, in place."""
         num.baddbmm_(phi, self.kv)
         if den is not None and self.z is not None:
-            den += torch.bmm(phi, self.z[..., None])[..., 0]
+            den += dot(phi, self.z)
 
     def plus(self, other: Sums) -> Sums:
         return Sums(self.kv + other.kv, None if self.z is None or other.z is None else self.z + other.z)
+
+
+def dot(phi: Tensor, z: Tensor) -> Tensor:
+    """φ·z for each row. As a product of matrices, one of them a column, it takes up to six times as long."""
+    return (phi * z[:, None]).sum(-1)
 
 
 def of_state(state: State) -> Sums:
@@ -42,7 +47,7 @@ def added(phi: Tensor, x: Tensor, form: Form, weight: Tensor | None = None) -> S
     kv = torch.bmm(phi.transpose(1, 2), x)
     if not form.normalize:
         return Sums(kv, None)
-    return Sums(kv, phi.sum(1) if weight is None else torch.bmm(phi.transpose(1, 2), weight[..., None])[..., 0])
+    return Sums(kv, phi.sum(1) if weight is None else (phi * weight[..., None]).sum(1))
 
 
 def starts(before: Sums | None, add: Sums, span: Span) -> Sums:

@@ -98,7 +98,7 @@ class Tiles:
 
     def load(self, x: Tensor, span: Span, groups: int) -> Tensor:
         view = self._view(x, span, groups)
-        tile = torch.empty(view.shape, dtype=self.dtype, device=x.device).copy_(view)
+        tile = view.to(self.dtype, copy=True, memory_format=torch.contiguous_format)
         return tile.view(self.rows * span.chunks, groups * span.length, x.shape[-1])
 
     def store(self, x: Tensor, span: Span, tile: Tensor) -> None:

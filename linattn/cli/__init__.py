@@ -1,0 +1,1 @@
+"""The command line: `linattn train`, `generate`, `complete`, `eval`, `info`, `bench`."""

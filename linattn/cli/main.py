@@ -1,0 +1,40 @@
+"""`linattn`: every command, and how its errors end.
+
+Exit codes: 0 done, 1 it could not be done (the message says why and what to do), 2 the call was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from linattn.cli import judging, making, measuring, training
+from linattn.cli.show import complain
+
+app = typer.Typer(
+    name="linattn",
+    help="Linear attention: train in parallel, generate in constant memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+for module in (training, making, judging, measuring):
+    module.register(app)
+
+
+def main() -> None:
+    """Run a command; what a user can mend is one line, not a traceback."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        complain(str(error))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""`linattn generate` and `linattn complete`: new images and text from a trained model, streamed as they come."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from linattn.cli.sampling import image_file, load_model, text_prompt
+from linattn.cli.show import complain, say, show_sheet
+from linattn.models import ImageModel, LanguageModel
+
+Weights = Annotated[str, typer.Argument(help="A run's folder, a weights file, or the name of a shipped model.")]
+Count = Annotated[int, typer.Option(help="How many.")]
+Out = Annotated[Path, typer.Option(help="Where the PNG goes.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed makes the same bytes; default: a new one.")]
+Temperature = Annotated[float, typer.Option(help="Below 1 safer, above 1 bolder, 0 always the likeliest.")]
+TopK = Annotated[int | None, typer.Option(help="Only among the k likeliest values.")]
+TopP = Annotated[float | None, typer.Option(help="Only among the likeliest values that hold this probability.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def generate(
+    weights: Weights,
+    count: Count = 16,
+    prompt: Annotated[str | None, typer.Option(help="Text to go on from.")] = None,
+    length: Annotated[int | None, typer.Option(help="Bytes of text to make (images have their own length).")] = None,
+    out: Out = Path("out/generated.png"),
+    seed: Seed = None,
+    temperature: Temperature = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    device: Device = "auto",
+) -> None:
+    """Make images or text.
+
+        linattn generate runs/digits-1 --count 64
+        linattn generate runs/text-1 --prompt "ROMEO:" --length 500 --temperature 0.8
+
+    Text is printed as it comes. Ctrl-C keeps what was made.
+    """
+    model = load_model(weights, device)
+    options = {"seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    if isinstance(model, ImageModel):
+        if prompt is not None or length is not None:
+            raise ValueError(f"{weights} makes images: --prompt and --length are for text (see `linattn complete`)")
+        _make_images(model, None, count, out, options)
+    elif isinstance(model, LanguageModel):
+        _stream_text(model, prompt, 400 if length is None else length, options)
+    else:
+        raise ValueError(f"{weights} is a {type(model).__name__}, which generates nothing")
+
+
+def complete(
+    weights: Weights,
+    image: Annotated[Path | None, typer.Option(help="A picture; its top part is kept.")] = None,
+    data: Annotated[str | None, typer.Option(help="Or take test images of this dataset, such as digits.")] = None,
+    index: Annotated[int, typer.Option(help="Which test image.")] = 0,
+    rows: Annotated[int | None, typer.Option(help="Rows that are kept. Default: the upper half.")] = None,
+    count: Count = 7,
+    out: Out = Path("out/completed.png"),
+    seed: Seed = None,
+    temperature: Temperature = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    device: Device = "auto",
+) -> None:
+    """Give the top part of an image, get several completions. The sheet begins with the image itself and its top part.
+
+        linattn complete runs/digits-1 --data digits --index 3
+        linattn complete runs/mnist-1 --image seven.png --rows 14 --count 7
+    """
+    model = load_model(weights, device)
+    if not isinstance(model, ImageModel):
+        raise ValueError(f"{weights} is a {type(model).__name__}: only image models complete images")
+    if (image is None) == (data is None):
+        raise ValueError("give one of --image FILE and --data NAME (a dataset, whose test image --index is taken)")
+    whole = image_file(image, model) if image is not None else _test_image(str(data), index, model)
+    height, width, channels = model.config.shape
+    rows = height // 2 if rows is None else rows
+    if not 1 <= rows < height:
+        raise ValueError(f"--rows must lie between 1 and {height - 1} for images {height} high, got {rows}")
+    options = {"seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    _make_images(model, whole[: rows * width * channels], count, out, options, whole)
+
+
+def _make_images(
+    model: ImageModel, prompt: torch.Tensor | None, count: int, out: Path, options: dict, whole: torch.Tensor | None = None
+) -> None:
+    from linattn.generate import generate as run
+
+    made = run(model, prompt, count=count, **options)
+    length = model.config.length
+    rows = [row if len(row) == length else torch.nn.functional.pad(row, (0, length - len(row))) for row in made.values]
+    if whole is not None and prompt is not None:
+        rows = [whole, torch.nn.functional.pad(prompt, (0, length - len(prompt))), *rows]
+    images = _visible(torch.stack([row.cpu() for row in rows]), model)
+    show_sheet(images, out)
+    if made.interrupted:
+        complain("interrupted: the sheet holds what was made until then")
+        raise typer.Exit(130)
+
+
+def _visible(values: torch.Tensor, model: ImageModel) -> torch.Tensor:
+    return model.to_images(values)
+
+
+def _stream_text(model: LanguageModel, prompt: str | None, length: int, options: dict) -> None:
+    from linattn.generate import stream
+
+    given = None if not prompt else text_prompt(prompt, model)
+    sys.stdout.write(prompt or "")
+    pending = b""
+    try:
+        for tokens in stream(model, given, length=length, **options):
+            pending += bytes([int(tokens[0])])
+            try:
+                text, pending = pending.decode(), b""
+            except UnicodeDecodeError as error:
+                if error.reason == "unexpected end of data" and len(pending) < 4:
+                    continue  # half of a character
+                text, pending = pending.decode(errors="replace"), b""
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
+
+
+def _test_image(data: str, index: int, model: ImageModel) -> torch.Tensor:
+    from linattn.train.data import load as load_data
+
+    images = load_data(data, split="test").data
+    if not 0 <= index < len(images):
+        raise ValueError(f"--index must lie between 0 and {len(images) - 1} for the test images of {data}, got {index}")
+    if tuple(images.shape[1:]) != tuple(model.config.shape):
+        raise ValueError(f"images of {data} are {tuple(images.shape[1:])}, this model makes {model.config.shape}")
+    return images[index].flatten().long()
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(generate)
+    app.command()(complete)
+
+
+__all__ = ["complete", "generate", "register", "say"]
