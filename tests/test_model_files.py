@@ -108,6 +108,8 @@ def test_file_folder_and_name(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"first is a folder without weights.safetensors"):
         load(run)
     save(model, run / "weights.safetensors", record={"steps": 7, "bits": 3.5})
+    for other in ("a", "model", "zz"):
+        save(language(), run / f"{other}.safetensors")
     monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
     with pytest.raises(ValueError, match=r"'tiny'; shipped models: none yet"):
         load("tiny")

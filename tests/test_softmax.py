@@ -138,8 +138,9 @@ def ragged(counts: list[list[int]], times: list[int]) -> tuple[list[tuple[Tensor
     return calls, alone
 
 
-COUNTS = [[7, 0, 3], [2, 5, 0], [1, 1, 1], [0, 1, 1], [3, 3, 6]]
-TIMES = [8, 5, 1, 1, 6]
+# Different lengths, then equal ones, padding in all rows, different ones again, and equal at the end.
+COUNTS = [[7, 0, 3], [2, 9, 6], [1, 1, 1], [2, 2, 2], [0, 1, 1], [3, 2, 2]]
+TIMES = [8, 9, 1, 4, 1, 6]
 
 
 @pytest.mark.parametrize("static", [False, True])

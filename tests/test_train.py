@@ -7,6 +7,9 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,7 +60,7 @@ def test_against_a_loop_by_hand(tmp_path, name):
     for key, x in expected.items():
         moved = (x - start[key]).abs().max()
         assert (made[key] - x).abs().max() <= 1e-4 * moved, key
-        assert moved > 1e-3, key
+        assert moved > 3e-4, key
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -146,10 +149,12 @@ def test_bf16_keeps_float32_weights(tmp_path):
 
 def test_bf16_learns_as_fp32_does(tmp_path):
     for precision in ("fp32", "bf16"):
-        train(tiny(precision=precision, steps=40, eval_every=0), tmp_path / precision, quiet=True)
+        run = tiny(precision=precision, optimizer="adamw", lr=2e-2, steps=20, eval_every=0, checkpoint_every=0)
+        train(run, tmp_path / precision, quiet=True)
     wide, narrow = ([x["nats"] for x in lines_of(tmp_path / p, "train")] for p in ("fp32", "bf16"))
-    assert narrow[-1] == pytest.approx(wide[-1], rel=0.02)
-    assert narrow[-1] < 0.8 * narrow[0]
+    learnt = wide[0] - wide[-1]
+    assert learnt > 0.3
+    assert abs(narrow[-1] - wide[-1]) < 0.1 * learnt
 
 
 def test_metrics_are_json_lines(tmp_path):
@@ -221,13 +226,14 @@ def test_samples_change_nothing(tmp_path):
     ]
 
 
-def test_the_callers_random_numbers_are_left_alone(tmp_path):
+def test_the_callers_random_numbers_and_threads_are_left_alone(tmp_path, monkeypatch):
+    before, asked = torch.get_num_threads(), []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    threads = torch.get_num_threads()
-    train(tiny(threads=threads + 1), tmp_path / "run", quiet=True)
-    assert torch.rand(3).equal(expected) and torch.get_num_threads() == threads
+    train(tiny(threads=3), tmp_path / "run", quiet=True)
+    assert torch.rand(3).equal(expected) and asked == [3, before]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -277,22 +283,36 @@ def test_minutes_end_a_run(tmp_path):
     assert rates == sorted(rates, reverse=True) and rates[-1] < 0.5 * rates[0]  # cosine, by the clock
 
 
-def test_compiled_is_the_same(tmp_path, unchecked, monkeypatch):
-    """The compiled function takes the place of the plain one. Traced only: what inductor makes of it is not our code."""
-    compiled = torch.compile
+def test_only_predictions_are_compiled(tmp_path, monkeypatch):
+    """With a stand-in for torch.compile that marks what goes through it: all of training does, and nothing changes."""
     calls = []
 
-    def traced(function):
-        calls.append(function)
-        return compiled(function, backend="aot_eager")
+    def compile_(function):
+        return lambda *arguments: calls.append(len(arguments)) or function(*arguments)
 
-    monkeypatch.setattr(torch, "compile", traced)
-    train(tiny(compile=True, steps=3), tmp_path / "compiled", quiet=True)
-    train(tiny(steps=3), tmp_path / "plain", quiet=True)
-    assert len(calls) == 1
-    plain = weights_of(tmp_path / "plain")
-    for name, x in weights_of(tmp_path / "compiled").items():
-        torch.testing.assert_close(x, plain[name], rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(torch, "compile", compile_)
+    train(tiny(compile=True, accumulate=2), tmp_path / "compiled", quiet=True)
+    train(tiny(accumulate=2), tmp_path / "plain", quiet=True)
+    assert calls == [2] * 24
+    assert_same_weights(tmp_path / "compiled", tmp_path / "plain")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_is_the_same(tmp_path, precision):
+    """In a process of its own: annotations that are executed cannot be compiled."""
+    script = """
+import sys
+from train_cases import tiny
+from linattn.train import train
+for compile in (False, True):
+    train(tiny(compile=compile, precision=sys.argv[2], steps=3), f"{sys.argv[1]}/{compile}", quiet=True)
+"""
+    folder = Path(__file__).parent
+    subprocess.run([sys.executable, "-c", script, str(tmp_path), precision], check=True, cwd=folder)
+    plain = weights_of(tmp_path / "False")
+    for name, x in weights_of(tmp_path / "True").items():
+        torch.testing.assert_close(x, plain[name], rtol=1e-3, atol=1e-5 if precision == "fp32" else 1e-3)
 
 
 def test_evaluation_against_numpy(tmp_path):
@@ -324,9 +344,9 @@ def test_a_text_is_evaluated_to_its_last_byte(tmp_path):
     assert len(dev) == 50 and (len(dev) - 1) % 8
     apart = [model.nats(text[:, start : start + 9])[0] for start in range(0, 49, 8)]
     found = evaluate(model, dev, batch=4, window=8)
-    assert found["examples"] == 49 and found["nats"] == pytest.approx(float(torch.cat(apart, 1).mean()), rel=1e-5)
+    assert found["examples"] == 49 and found["nats"] == pytest.approx(torch.cat(apart, 1).mean().item(), rel=1e-5)
     carried = evaluate(model, dev, batch=2, window=8, carry=True)
     assert carried["examples"] == 49
-    assert carried["nats"] == pytest.approx(float(model.nats(text)[0].mean()), rel=1e-5)
+    assert carried["nats"] == pytest.approx(model.nats(text)[0].mean().item(), rel=1e-5)
     assert abs(carried["nats"] - found["nats"]) > 1e-3
     assert len(list(in_order(dev, 4, window=8))) == 3

@@ -13,7 +13,8 @@ from typing import Annotated
 import torch
 import typer
 
-from linattn.bench import operator, verdicts
+from linattn.bench import generation_command, operator, verdicts
+from linattn.bench.choices import devices
 from linattn.bench.operator import QUICK, Settings
 from linattn.bench.report import Report, Row, heading, long_head, long_line, table_head, table_line
 
@@ -21,8 +22,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command()
+app.command("generate")(generation_command.generate)
+
+
+@app.callback(invoke_without_command=True)
 def main(
+    context: typer.Context,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: few sizes, short measurements.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, or all: the CPU, and a GPU where one is found.")] = "all",
     dtype: Annotated[str, typer.Option(help="auto (float32 on the CPU, bfloat16 on a GPU) or a torch dtype.")] = "auto",
@@ -40,6 +45,8 @@ def main(
     About ten minutes on two cores; leave the machine alone meanwhile. Ctrl-C keeps what was measured. The numbers go to
     benchmarks/results/ in a checkout, to the current folder elsewhere: <date>-<machine>-operator.json.
     """
+    if context.invoked_subcommand is not None:
+        return
     if threads:
         torch.set_num_threads(threads)
     settings = QUICK if quick else Settings()
@@ -85,15 +92,6 @@ def measure(report: Report, settings: Settings, device: str, dtype: torch.dtype)
 def starts_block(row: Row, rows: list[Row]) -> bool:
     """Whether a row is the first of its device, width and mode."""
     return not rows or (row.device, row.width, row.mode) != (rows[-1].device, rows[-1].width, rows[-1].mode)
-
-
-def devices(wanted: str) -> list[str]:
-    found = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    if wanted == "all":
-        return found
-    if wanted not in found:
-        raise typer.BadParameter(f"no device {wanted!r} here: choose 'all' or one of {', '.join(map(repr, found))}")
-    return [wanted]
 
 
 def chosen_dtype(name: str, device: str) -> torch.dtype:

@@ -11,13 +11,17 @@ from linattn.cli.sampling import load_model
 from linattn.cli.show import console, say
 from linattn.models import ImageModel, SpeechModel
 from linattn.models.files import find, record_of, to_json
+from linattn.train import evaluate as run_evaluation
+from linattn.train import training_data
 
 Weights = Annotated[str, typer.Argument(help="A run's folder, a weights file, or the name of a shipped model.")]
 
 
 def evaluate(
     weights: Weights,
-    data: Annotated[str | None, typer.Option(help="A dataset or a path; default: what the model was trained on.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A dataset or a path; default: what the model was trained on.")
+    ] = None,
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
     examples: Annotated[int | None, typer.Option(help="Only the first so many; default: all.")] = None,
     batch: Annotated[int, typer.Option(help="Examples at a time.")] = 64,
@@ -30,14 +34,11 @@ def evaluate(
 
     Images are reported as in the paper, the mean over values 2 … L given the first, and beside it over all L.
     """
-    from linattn.train import evaluate as run
-    from linattn.train import training_data
-
     model = load_model(weights, device)
     if isinstance(model, SpeechModel):
         raise ValueError(f"{weights} is a speech model: this version evaluates images and text")
     dataset = training_data(record_of(weights), split, data)
-    found = run(model, dataset, batch=batch, examples=examples)
+    found = run_evaluation(model, dataset, batch=batch, examples=examples)
     unit = "bits/dim" if isinstance(model, ImageModel) else "bits/value"
     say(f"{dataset.name} {split}, {found['examples']:,} examples: {found['bits']:.4f} {unit}")
     if "bits_all" in found:
@@ -48,7 +49,7 @@ def evaluate(
 def info(weights: Weights) -> None:
     """What a checkpoint is: its sizes, its attention and map, what a sequence's state costs, and how it was trained.
 
-        linattn info runs/digits-1
+    linattn info runs/digits-1
     """
     model = load_model(weights, "cpu")
     layer = model.config.layer

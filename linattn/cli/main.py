@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 for module in (training, making, judging, measuring):
     module.register(app)
@@ -27,7 +27,7 @@ for module in (training, making, judging, measuring):
 def main() -> None:
     """Run a command; what a user can mend is one line, not a traceback."""
     try:
-        app()
+        app(prog_name="linattn")
     except (ValueError, OSError) as error:
         complain(str(error))
         sys.exit(1)

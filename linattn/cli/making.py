@@ -10,8 +10,11 @@ import torch
 import typer
 
 from linattn.cli.sampling import image_file, load_model, text_prompt
-from linattn.cli.show import complain, say, show_sheet
+from linattn.cli.show import complain, show_sheet
+from linattn.generate import generate as run_generation
+from linattn.generate import stream
 from linattn.models import ImageModel, LanguageModel
+from linattn.train.data import load as load_data
 
 Weights = Annotated[str, typer.Argument(help="A run's folder, a weights file, or the name of a shipped model.")]
 Count = Annotated[int, typer.Option(help="How many.")]
@@ -70,8 +73,8 @@ def complete(
 ) -> None:
     """Give the top part of an image, get several completions. The sheet begins with the image itself and its top part.
 
-        linattn complete runs/digits-1 --data digits --index 3
-        linattn complete runs/mnist-1 --image seven.png --rows 14 --count 7
+    linattn complete runs/digits-1 --data digits --index 3
+    linattn complete runs/mnist-1 --image seven.png --rows 14 --count 7
     """
     model = load_model(weights, device)
     if not isinstance(model, ImageModel):
@@ -88,34 +91,30 @@ def complete(
 
 
 def _make_images(
-    model: ImageModel, prompt: torch.Tensor | None, count: int, out: Path, options: dict, whole: torch.Tensor | None = None
+    model: ImageModel,
+    prompt: torch.Tensor | None,
+    count: int,
+    out: Path,
+    options: dict,
+    whole: torch.Tensor | None = None,
 ) -> None:
-    from linattn.generate import generate as run
-
-    made = run(model, prompt, count=count, **options)
+    made = run_generation(model, prompt, count=count, **options)
     length = model.config.length
     rows = [row if len(row) == length else torch.nn.functional.pad(row, (0, length - len(row))) for row in made.values]
     if whole is not None and prompt is not None:
         rows = [whole, torch.nn.functional.pad(prompt, (0, length - len(prompt))), *rows]
-    images = _visible(torch.stack([row.cpu() for row in rows]), model)
-    show_sheet(images, out)
+    show_sheet(model.to_images(torch.stack([row.cpu() for row in rows])), out)
     if made.interrupted:
         complain("interrupted: the sheet holds what was made until then")
         raise typer.Exit(130)
 
 
-def _visible(values: torch.Tensor, model: ImageModel) -> torch.Tensor:
-    return model.to_images(values)
-
-
 def _stream_text(model: LanguageModel, prompt: str | None, length: int, options: dict) -> None:
-    from linattn.generate import stream
-
-    given = None if not prompt else text_prompt(prompt, model)
+    given = text_prompt(prompt, model) if prompt else None
     sys.stdout.write(prompt or "")
-    pending = b""
+    pending, whole = b"", length + (0 if given is None else len(given))
     try:
-        for tokens in stream(model, given, length=length, **options):
+        for tokens in stream(model, given, length=whole, **options):
             pending += bytes([int(tokens[0])])
             try:
                 text, pending = pending.decode(), b""
@@ -130,8 +129,6 @@ def _stream_text(model: LanguageModel, prompt: str | None, length: int, options:
 
 
 def _test_image(data: str, index: int, model: ImageModel) -> torch.Tensor:
-    from linattn.train.data import load as load_data
-
     images = load_data(data, split="test").data
     if not 0 <= index < len(images):
         raise ValueError(f"--index must lie between 0 and {len(images) - 1} for the test images of {data}, got {index}")
@@ -143,6 +140,3 @@ def _test_image(data: str, index: int, model: ImageModel) -> torch.Tensor:
 def register(app: typer.Typer) -> None:
     app.command()(generate)
     app.command()(complete)
-
-
-__all__ = ["complete", "generate", "register", "say"]

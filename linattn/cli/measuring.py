@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from linattn.bench.__main__ import app as bench
+
 
 def register(app: typer.Typer) -> None:
-    from linattn.bench.__main__ import app as bench
-
     app.add_typer(bench, name="bench", help="Measure this machine: the operator, and generation.")

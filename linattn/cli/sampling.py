@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from linattn._typing import Tensor
-from linattn.models import ImageModel, LanguageModel, Model, load
+from linattn.generate import generate
+from linattn.models import ImageModel, LanguageModel, Model, SequenceModel, load
 
 
 def load_model(name: str, device: str) -> Model:
-    return load(name, "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return load(name, device)
 
 
-def sheet_sampler() -> Callable[..., Any]:
-    """What the training loop calls for its sample sheets: values of `count` images of the model."""
-    from linattn.generate import generate
-
-    def sample(model: ImageModel, count: int, seed: int) -> Tensor:
-        made = generate(model, count=count, seed=seed, progress=False)
-        return model.to_images(torch.stack(list(made.values)))
-
-    return sample
+def samples(model: SequenceModel, count: int, seed: int) -> Tensor | list[str]:
+    """What a training run shows of itself as it goes: images, or texts."""
+    if isinstance(model, ImageModel):
+        return model.to_images(generate(model, count=count, seed=seed, progress=False).tensor)
+    made = generate(model, count=min(count, 4), length=256, seed=seed, progress=False)
+    return [bytes(row.clamp(0, 255).tolist()).decode(errors="replace") for row in made.values]
 
 
 def image_file(path: Path, model: ImageModel) -> Tensor:

@@ -46,7 +46,9 @@ def write_png(sheet: Shaped[Tensor, "Y X C"], path: Path, *, least: int = 480) -
     path.parent.mkdir(parents=True, exist_ok=True)
     array = sheet.expand(-1, -1, 3).contiguous().numpy()
     factor = max(1, least // min(array.shape[:2]))
-    picture = Image.fromarray(array).resize((array.shape[1] * factor, array.shape[0] * factor), Image.Resampling.NEAREST)
+    picture = Image.fromarray(array).resize(
+        (array.shape[1] * factor, array.shape[0] * factor), Image.Resampling.NEAREST
+    )
     picture.save(path)
     return path
 

@@ -247,7 +247,7 @@ def _last_row(
         mine = buckets.gather(2, place)
         same = buckets == mine
         rank = (buckets < mine).sum(2, keepdim=True) + same.sum(2, keepdim=True) - 1
-        reach = rank - (rank // length - 1).clamp_min(0) * length  # tokens before it in its chunk and the previous one
+        reach = length + rank % length  # tokens before it in its chunk and the previous one
         ago = same.sum(2, keepdim=True) - same.cumsum(2)  # in its bucket: 0 for itself, 1 for the one before
         found += same & (ago <= reach)
     found = found.scatter(2, place, 0)

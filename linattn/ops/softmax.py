@@ -156,8 +156,7 @@ def _remember(
         return end, (keys, values), None if end.extent.equal else _all_of(end.lengths)
     if before.equal and end.extent.equal and end.extent.longest == before.longest + time:
         return end, (keys, values), before.longest
-    own = first[:, None] + torch.arange(1, time + 1, device=q.device)
-    return end, (keys, values), torch.minimum(own, end.lengths[:, None])
+    return end, (keys, values), first[:, None] + torch.arange(1, time + 1, device=q.device)
 
 
 def _blank(k: Tensor, v: Tensor) -> KVCache:
@@ -186,10 +185,9 @@ def _attend(
             count = torch.arange(seen + i + 1, last + 1, device=q.device)[None]
         else:
             count = seen if seen.shape[1] == 1 else seen[:, i : i + QUERIES]
-        # A row that sees nothing is shown one key, and gets 0 instead of what comes out: softmax of nothing is NaN.
+        # A row without keys is shown one, all zeros: of nothing at all, some kernels make NaN.
         mask = torch.arange(last, device=q.device) < count.clamp_min(1)[..., None]
-        out = _one_width(block, k[:, :last], v[:, :last], scale, mask[:, None])
-        blocks.append(out if isinstance(seen, int) else masked(out, count > 0))
+        blocks.append(_one_width(block, k[:, :last], v[:, :last], scale, mask[:, None]))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
 
 

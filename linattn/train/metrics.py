@@ -117,7 +117,7 @@ def in_words(line: Mapping[str, Any], unit: str, steps: int | None = None, left:
     return "  ".join(words)
 
 
-def short_count(count: float) -> str:
+def short_count(count: int | float) -> str:
     """Three digits: 950, 41.2k, 1.25M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if count >= size:
@@ -125,7 +125,7 @@ def short_count(count: float) -> str:
     return f"{count:.3g}"
 
 
-def clock(seconds: float) -> str:
+def clock(seconds: int | float) -> str:
     """0:42, 12:05, 3:00:00"""
     minutes, seconds = divmod(round(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)

@@ -1,0 +1,68 @@
+"""`python -m linattn.bench generate`: what an image costs on this machine, with each kind of attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from linattn.bench import generation
+from linattn.bench.choices import devices
+from linattn.bench.generation import QUICK, Line, Settings
+from linattn.bench.generation_table import NOTE, head, table_line
+from linattn.bench.machine import environment
+from linattn.bench.report import heading, save_json
+
+
+def generate(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Under a minute: few places and batches, most extrapolated.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or all: the CPU, and a GPU where one is found.")] = "all",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's choice.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A .json file or a folder, instead of the usual place.")] = None,
+):
+    """Measure image generation: seconds of one image, and images a second at the best batch.
+
+    The paper's MNIST and CIFAR-10 architectures, with linear attention, softmax with a cache and without, and Reformer
+    with one and four hash rounds. "≈" marks what would take more than a minute: steps are measured at several places
+    and integrated. Beside it stands what the paper measured. On a GPU steps are CUDA graphs, the rivals' too.
+
+    About five minutes on two cores; leave the machine alone meanwhile. Ctrl-C keeps what was measured. The numbers go
+    to benchmarks/results/ in a checkout, to the current folder elsewhere: <date>-<machine>-generation.json.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    settings, about = QUICK if quick else Settings(), environment()
+    print(heading(about))
+    lines: list[Line] = []
+    interrupted = False
+    try:
+        for place in devices(device):
+            _print_and_keep(settings, place, lines)
+    except KeyboardInterrupt:
+        interrupted = True
+        print("\ninterrupted: what was measured until now is kept")
+    print(f"\n{NOTE}")
+    what = "generation" + ("-quick" if quick else "") + ("-partial" if interrupted else "")
+    plain = json.loads(json.dumps(dataclasses.asdict(settings)))
+    data: dict[str, Any] = {"what": what, "environment": about, "settings": plain, "interrupted": interrupted}
+    data["lines"] = [line.to_json() for line in lines]
+    print(f"written: {save_json(data, what, out)}")
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _print_and_keep(settings: Settings, device: str, lines: list[Line]) -> None:
+    """The table, line by line as it is measured."""
+    linear = None
+    for one, best in generation.measure(settings, device):
+        if linear is None or linear.preset != one.preset:
+            linear = best  # the first method
+            print(f"\n{head(one)}")
+        print(table_line(one, best, linear), flush=True)
+        lines += [one] if best is one else [one, best]
