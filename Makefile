@@ -5,6 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 RUFF   := $(PY) -m ruff
 PYTEST := $(PY) -m pytest
+LINATTN := $(VENV)/bin/linattn
 
 # The set-up is done when this file exists; its name changes with everything that the set-up depends on.
 READY  := $(VENV)/.ready-$(shell cat requirements/*.txt pyproject.toml hatch_build.py $(wildcard csrc/*) | cksum | tr ' ' -)
@@ -21,8 +22,12 @@ help:    ## this page
 setup: $(READY)    ## .venv with the pinned packages and linattn itself, editable
 	@echo "ready: $(PY)"
 
-demo: $(READY)    ## generate images on the CPU from the shipped weights, beside softmax
+demo: $(READY)    ## the operator at work, beside softmax; digits trained and painted
 	@$(PY) -m linattn.demo
+	@if [ ! -e out/digits ]; then $(LINATTN) train digits --folder out/digits; \
+	    elif [ ! -e out/digits/weights.safetensors ]; then $(LINATTN) train out/digits --resume; fi
+	@$(LINATTN) generate out/digits --count 64 --seed 1 --out out/digits.png
+	@$(LINATTN) complete out/digits --data digits --index 3 --count 14 --seed 1 --out out/completed.png
 
 test: $(READY)    ## the tests, at most ten minutes on two cores
 	@$(PYTEST) -q

@@ -74,6 +74,20 @@ class Value:
     def to(self: ValueT, device: str | torch.device) -> ValueT:
         return self.map(lambda x: x.to(device, copy=True))
 
+    def consume(self) -> None:
+        """Give the tensors away: whoever uses this value again is told so."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            self.__dict__.pop(field.name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        names = {field.name for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        if name in names and name not in self.__dict__:
+            raise ValueError(
+                "this state was donated (donate=True, or to a Step) and is gone: use the state that call returned, "
+                "or pass state.clone() where the old one is still needed"
+            )
+        raise AttributeError(f"'{type(self).__name__}' has no attribute {name!r}")
+
     @property
     def nbytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in self.tensors().values())
@@ -186,19 +200,6 @@ class State(Value):
         kv_low = torch.zeros_like(self.kv) if self.kv_low is None else self.kv_low
         z_low = torch.zeros_like(self.z) if self.z_low is None and self.z is not None else self.z_low
         return State(self.kv, self.z, kv_low, z_low)
-
-    def consume(self) -> None:
-        """Give the tensors away: whoever uses this value again is told so."""
-        for field in dataclasses.fields(self):
-            self.__dict__.pop(field.name, None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in {field.name for field in dataclasses.fields(self)} and name not in self.__dict__:
-            raise ValueError(
-                "this state was donated (donate=True, or to a Step) and is gone: use the state that call returned, "
-                "or pass state.clone() where the old one is still needed"
-            )
-        raise AttributeError(f"'State' has no attribute {name!r}")
 
 
 def add_exactly(high: Tensor, low: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -139,7 +139,8 @@ def test_gradients_of_values_far_from_zero(causal):
     grads = torch.autograd.grad(out, leaves, g)
     wants = float64_gradients(q, k, v, g) if causal else float64_full_gradients(q, k, v, g)
     for name, grad, want in zip("qkv", grads, wants, strict=True):
-        assert relative_error(grad[0, :, 0], want) < 1e-3, f"d{name}"
+        for places in (slice(None), slice(-LAST, None)):  # late gradients are small, and lost in a norm of all
+            assert relative_error(grad[0, places, 0], want[places]) < 1e-3, f"d{name}, {places}"
 
 
 def float64_full_gradients(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> list[Tensor]:

@@ -1,4 +1,7 @@
-"""`python -m linattn.bench`: measure the operator on this machine, print the tables, keep the numbers as JSON."""
+"""`python -m linattn.bench`: measure this machine, print the tables, keep the numbers as JSON.
+
+Without a command it measures the operator; `generate` measures what an image costs.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
+from typer.core import TyperGroup
 
 from linattn.bench import generation_command, operator, verdicts
 from linattn.bench.choices import devices
@@ -19,15 +23,22 @@ from linattn.bench.operator import QUICK, Settings
 from linattn.bench.report import Report, Row, heading, long_head, long_line, table_head, table_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
+class OperatorFirst(TyperGroup):
+    """Without the name of a command, it is `operator`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in (*self.commands, "--help")
+        return super().parse_args(ctx, args if named else ["operator", *args])
+
+
+app = typer.Typer(cls=OperatorFirst, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("generate")(generation_command.generate)
 
 
-@app.callback(invoke_without_command=True)
+@app.command("operator")
 def main(
-    context: typer.Context,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: few sizes, short measurements.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, or all: the CPU, and a GPU where one is found.")] = "all",
     dtype: Annotated[str, typer.Option(help="auto (float32 on the CPU, bfloat16 on a GPU) or a torch dtype.")] = "auto",
@@ -45,8 +56,6 @@ def main(
     About ten minutes on two cores; leave the machine alone meanwhile. Ctrl-C keeps what was measured. The numbers go to
     benchmarks/results/ in a checkout, to the current folder elsewhere: <date>-<machine>-operator.json.
     """
-    if context.invoked_subcommand is not None:
-        return
     if threads:
         torch.set_num_threads(threads)
     settings = QUICK if quick else Settings()

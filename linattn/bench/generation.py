@@ -67,7 +67,7 @@ class Settings:
     whole: float = 60.0  # seconds: a batch of images that takes longer is extrapolated
 
 
-QUICK = Settings(places=3, batches=(16,), effort=Effort(budget=0.05, least=1, once=0.1), longest_step=0.25, whole=3.0)
+QUICK = Settings(places=3, batches=(16,), effort=Effort(budget=0.05, least=1, once=0.1), longest_step=0.7, whole=3.0)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ or GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -46,13 +47,13 @@ def head(line: Line) -> str:
     title = f"{line.preset}: {line.depth} layers, {line.length:,} values an image ({line.device}, float32)"
     above = f"{'':{WIDTHS[0]}}{'one image':>{WIDTHS[1]}}{'its state':>{WIDTHS[2]}}{'best batch':>{sum(WIDTHS[3:6])}}"
     above += f"{'the paper':>{sum(WIDTHS[6:])}}"
-    names = ("", "seconds", "MB", "batch", "images/s", "× linear", "seconds", "images/s")
+    names = ("", "seconds", "MB", "batch", "images/s", "× slower", "seconds", "images/s")
     return f"{title}\n{above}\n{_columns(names)}"
 
 
 def table_line(one: Line, best: Line, linear: Line | None) -> str:
     """One method: an image alone, the best batch, and how many times slower than linear attention it is."""
-    slower = "-" if linear is None else f"{linear.images_per_second / best.images_per_second:.3g}"
+    slower = "-" if linear is None else _number(linear.images_per_second / best.images_per_second)
     published = PAPER.get(one.preset, {}).get(one.method)
     seconds = (
         "-" if published is None else _number(published.gpu_seconds if one.device == "cuda" else published.cpu_seconds)
@@ -74,8 +75,8 @@ def table_line(one: Line, best: Line, linear: Line | None) -> str:
 
 NOTE = (
     "≈ is extrapolated: steps are measured at several places, and integrated.\n"
-    "The paper's machines are those of 2020: seconds of one image on a CPU (on a GPU where ours is one), and images/s at "
-    "the best batch of a GPU."
+    "The paper's machines are those of 2020: seconds of one image on a CPU (on a GPU where ours is one), "
+    "and images/s at the best batch of a GPU."
 )
 
 
@@ -84,7 +85,10 @@ def _about(line: Line) -> str:
 
 
 def _number(x: float) -> str:
-    return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
+    """Three digits, without an exponent: 1,234, 17.9, 0.000134."""
+    digits = max(0, 2 - math.floor(math.log10(x)))
+    text = f"{x:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text
 
 
 def _columns(cells: Iterable[str]) -> str:

@@ -114,6 +114,13 @@ def total_memory() -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def resident_memory() -> int | None:
+    """Bytes of memory that this process holds now, None where the system does not tell."""
+    status = Path("/proc/self/status")
+    found = re.search(r"^VmRSS:\s+(\d+) kB", status.read_text(), re.MULTILINE) if status.exists() else None
+    return int(found[1]) * 1024 if found else None
+
+
 def available_memory(device: str = "cpu") -> int:
     """Bytes that can be allocated now. Where the system does not tell: half of all, or 4 GB."""
     if torch.device(device).type == "cuda":

@@ -18,7 +18,7 @@ RUN = Run(
     },
     data="photos",
     data_options={"size": 32},
-    minutes=120,
+    minutes=120.0,
     batch=16,
     optimizer="adamw",
     lr=5e-4,

@@ -88,7 +88,7 @@ def linear_attention(  # pyright: ignore[reportInconsistentOverload]  (the optio
     """
     if k is None or v is None:
         k, v = _no_keys(q, k, v, state, causal)
-    q, k, v = _same_dtype_under_autocast(q, k, v)
+    q, k, v = same_dtype_under_autocast(q, k, v)
     checks.check_operands(q, k, v, causal)
     checks.check_scale(scale, eps)
     module = resolve(feature_map)
@@ -176,7 +176,7 @@ def _available() -> str:
 
 def _no_keys(q: Tensor, k: Tensor | None, v: Tensor | None, state: State | None, causal: bool) -> tuple[Tensor, Tensor]:
     if not isinstance(q, torch.Tensor) or q.dim() != 4:
-        raise ValueError(f"q must be a tensor (batch, time, heads, width), got {_described(q)}")
+        raise ValueError(f"q must be a tensor (batch, time, heads, width), got {described(q)}")
     if k is not None or v is not None:
         given, missing = ("k", "v") if v is None else ("v", "k")
         raise ValueError(f"{given} was given without {missing}: pass both, or None for both to read a state")
@@ -188,11 +188,11 @@ def _no_keys(q: Tensor, k: Tensor | None, v: Tensor | None, state: State | None,
     return q.new_empty(q.shape[0], 0, heads, q.shape[3]), q.new_empty(q.shape[0], 0, heads, values)
 
 
-def _described(x: object) -> str:
+def described(x: object) -> str:
     return f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
 
 
-def _same_dtype_under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def same_dtype_under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # Rotary positions or a norm often leave q and k in fp32 and v in bf16: under autocast that is not an error.
     tensors = all(isinstance(x, torch.Tensor) for x in (q, k, v))
     if tensors and not (q.dtype == k.dtype == v.dtype) and autocast_is_on(q.device.type):

@@ -66,17 +66,17 @@ def call_compiled(call: Call, operands: Operands) -> tuple[Tensor, State | None]
 
 def _forward(call: Call, operands: Operands) -> tuple[Tensor, State | None]:
     q, k, v, *rest = operands
-    with _no_autocast(q.device.type):
+    with no_autocast(q.device.type):
         return run_forward(call.impl, q, k, v, call.form, _state(rest[:4]), Batch(*rest[4:]), call.want_state)
 
 
 def _backward(call: Call, operands: Operands, dout: Tensor | None, dkv: Tensor | None, dz: Tensor | None):
     q, k, v, *rest = operands
-    with _no_autocast(q.device.type):
+    with no_autocast(q.device.type):
         return run_backward(q, k, v, call.form, _state(rest[:4]), Batch(*rest[4:]), dout, dkv, dz)
 
 
-def _no_autocast(device: str) -> Any:
+def no_autocast(device: str) -> Any:
     # Autocast would run the fp32 sums in bf16. Entering its context costs microseconds, so only where it is on.
     return torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext()
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from linattn._typing import Bool, Float, Int, Tensor
 from linattn.ops.checks import DTYPES
 from linattn.ops.form import live_tokens
-from linattn.state import State, Value, value
+from linattn.state import Value, value
 
 CacheT = TypeVar("CacheT", bound="TokenCache")
 LEAST = 64  # tokens that a buffer has room for when it is first needed
@@ -58,9 +58,6 @@ class TokenCache(Value):
     lengths: Tensor
     _: KW_ONLY
     static: bool = False
-
-    consume = State.consume
-    __getattr__ = State.__getattr__
 
     @classmethod
     def blank(

@@ -80,16 +80,16 @@ def hash_tokens(
     """The bucket of each token in one round; how many there are follows from the length of each row."""
     x, columns = x.to(sum_dtype(x.dtype)), rotations.shape[-1]
     most = -(-x.shape[2] // chunk_length)
-    low, high = (rotations[:, i].to(x.dtype) for i in (0, 1))
     first, second = _halves(most, columns)
+    widest = first if lengths is None else min(most, columns)
+    both = torch.cat([rotations[:, 0, ..., :widest], rotations[:, 1, ..., :second]], -1)
+    low, high = (x @ both.to(x.dtype)).split([widest, second], -1)
     if lengths is None:
-        return _factor(x, low[..., :first]) + 2 * first * _factor(x, high[..., :second])
+        return _sharpest(low) + 2 * first * _sharpest(high)
     # Each row has its own number of buckets, by a table, so that no host needs to know the lengths.
     table = torch.tensor([_halves(chunks, columns) for chunks in range(most + 1)], device=x.device)
     halves = table[(lengths + chunk_length - 1) // chunk_length]
-    widest = min(most, columns)
-    buckets = _factor(x, low[..., :widest], halves[:, 0])
-    buckets = buckets + 2 * halves[:, :1, None] * _factor(x, high[..., :second], halves[:, 1])
+    buckets = _sharpest(low, halves[:, 0]) + 2 * halves[:, :1, None] * _sharpest(high, halves[:, 1])
     live = torch.arange(x.shape[2], device=x.device) < lengths[:, None, None]
     return torch.where(live, buckets, NOWHERE)
 
@@ -102,16 +102,13 @@ def _halves(chunks: int, columns: int) -> tuple[int, int]:
     return half, half
 
 
-def _factor(
-    x: Float[Tensor, "B H S D"], rotation: Float[Tensor, "B_or_1 H D C"], half: Int[Tensor, " B"] | None = None
-) -> Int[Tensor, "B H S"]:
-    """argmax [xR; -xR], of each row by the first `half` columns of R only; 0 where there are none."""
-    columns = rotation.shape[-1]
+def _sharpest(side: Float[Tensor, "B H S C"], half: Int[Tensor, " B"] | None = None) -> Int[Tensor, "B H S"]:
+    """argmax [xR; -xR] from xR, of each row by its first `half` columns only; 0 where there are none."""
+    columns = side.shape[-1]
     if columns == 0:
-        return torch.zeros(x.shape[:3], dtype=torch.int64, device=x.device)
-    side = x @ rotation
+        return torch.zeros(side.shape[:3], dtype=torch.int64, device=side.device)
     if half is not None:
-        side = side.masked_fill(torch.arange(columns, device=x.device) >= half[:, None, None, None], 0)
+        side = side.masked_fill(torch.arange(columns, device=side.device) >= half[:, None, None, None], 0)
     column = side.abs().argmax(-1, keepdim=True)
     size = columns if half is None else half[:, None, None]
     return column.squeeze(-1) + size * (side.gather(-1, column).squeeze(-1) < 0)

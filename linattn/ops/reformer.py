@@ -29,8 +29,8 @@ from torch.utils.checkpoint import checkpoint
 
 from linattn._typing import Float, Int, Tensor
 from linattn.ops import checks
-from linattn.ops.attention import _same_dtype_under_autocast
-from linattn.ops.autograd import _no_autocast
+from linattn.ops.attention import same_dtype_under_autocast
+from linattn.ops.autograd import no_autocast
 from linattn.ops.buffers import LEAST, TokenCache
 from linattn.ops.checks import Lengths
 from linattn.ops.form import live_tokens, sum_dtype
@@ -108,7 +108,7 @@ def reformer_attention(  # pyright: ignore[reportInconsistentOverload]  (the opt
     >>> torch.allclose(step, reformer_attention(qk, v, rotations=draw)[:, 99:], atol=1e-5)
     True
     """
-    qk, _, v = _same_dtype_under_autocast(qk, qk, v)
+    qk, _, v = same_dtype_under_autocast(qk, qk, v)
     checks.check_operands(qk, qk, v, True)
     if qk.shape[2] != v.shape[2]:
         raise ValueError(f"qk and v must have the same heads; found qk {tuple(qk.shape)}, v {tuple(v.shape)}")
@@ -132,7 +132,7 @@ def reformer_attention(  # pyright: ignore[reportInconsistentOverload]  (the opt
         first = start.lengths
         in_place = donate or (return_state and is_plain(qk, v, start.k, start.v))
         end = start.append(qk, v, batch.lengths, in_place=in_place, donate=donate)
-    with _no_autocast(qk.device.type):
+    with no_autocast(qk.device.type):
         if end is None or first is None or before == 0 or qk.shape[1] == 0:
             out = _whole(qk, v, draw, batch.lengths, chunk_length, causal)
         else:
@@ -200,14 +200,10 @@ def _round(
 ) -> Sums:
     """One round: softmax attention within chunks of sorted tokens, not yet divided."""
 
-    def cut(x: Tensor) -> Tensor:
-        index = order if x.dim() == 3 else order[..., None]
-        return torch.take_along_dim(x, index, 2).unflatten(2, (-1, length))
-
     # 1. Chunks of tokens that are neighbours in the order of (bucket, position), and for each the chunk before it.
-    queries = cut(q).to(sum_dtype(q.dtype))
-    keys, values = _with_previous(_keys(queries), 0), _with_previous(cut(v).to(queries.dtype), 0)
-    bucket, place = cut(buckets), cut(torch.arange(q.shape[2], device=q.device).expand_as(order))
+    queries, values = (_at(x, order).unflatten(2, (-1, length)).to(sum_dtype(q.dtype)) for x in (q, v))
+    keys, values = _with_previous(_keys(queries), 0), _with_previous(values, 0)
+    bucket, place = (x.unflatten(2, (-1, length)) for x in (buckets.gather(2, order), order))
 
     # 2. Who sees whom: the same bucket, earlier or at least another token.
     key_bucket, key_place = _with_previous(bucket, -1)[..., None, :], _with_previous(place, -1)[..., None, :]
@@ -221,9 +217,16 @@ def _round(
     sums = (weights @ values, weights.sum(-1, keepdim=True), top)
 
     # 4. Back to the order of time.
-    rank = order.argsort(2)[..., None]
-    num, den, top = (torch.take_along_dim(x.flatten(2, 3), rank, 2) for x in sums)
+    rank = order.argsort(2)
+    num, den, top = (_at(x.flatten(2, 3), rank) for x in sums)
     return num, den, top
+
+
+def _at(x: Float[Tensor, "B H S X"], place: Int[Tensor, "B H S"]) -> Float[Tensor, "B H S X"]:
+    """The rows of x in another order. As rows of one table: several times the speed of gather."""
+    batch, heads, time, _ = x.shape
+    first = torch.arange(0, batch * heads * time, time, device=x.device).view(batch, heads, 1)
+    return x.flatten(0, 2).index_select(0, (place + first).flatten()).view_as(x)
 
 
 def _last_row(
@@ -238,7 +241,7 @@ def _last_row(
 
     Scores are the same in each round, so a round only counts whom it finds: weights are n_j exp s_j.
     """
-    x, u = (y.transpose(1, 2).to(sum_dtype(y.dtype)) for y in (k, v))
+    x, u = (y.transpose(1, 2).to(sum_dtype(y.dtype)).contiguous() for y in (k, v))
     length = min(chunk_length, k.shape[1])
     place = (ends - 1).clamp_min(0)[:, None, None].expand(-1, x.shape[1], 1)
     found = torch.zeros(x.shape[:3], device=x.device, dtype=x.dtype)

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from linattn._typing import Bool, Float, Int, Tensor
 from linattn.ops import checks
-from linattn.ops.attention import _described, _same_dtype_under_autocast
-from linattn.ops.autograd import _no_autocast
+from linattn.ops.attention import described, same_dtype_under_autocast
+from linattn.ops.autograd import no_autocast
 from linattn.ops.buffers import LEAST, TokenCache
 from linattn.ops.checks import Lengths
 from linattn.ops.form import live_tokens
@@ -101,7 +101,7 @@ def softmax_attention(  # pyright: ignore[reportInconsistentOverload]  (the opti
     """
     if k is None or v is None:
         k, v = _no_keys(q, k, v, state, causal)
-    q, k, v = _same_dtype_under_autocast(q, k, v)
+    q, k, v = same_dtype_under_autocast(q, k, v)
     checks.check_operands(q, k, v, causal)
     checks.check_scale(scale, None)
     batch = checks.read_batch(q, k, causal, lengths, q_lengths, None, None)
@@ -115,7 +115,7 @@ def softmax_attention(  # pyright: ignore[reportInconsistentOverload]  (the opti
     end, keys, seen = None, (k, v), 0 if causal else _all_of(batch.lengths)
     if state is not None or return_state:
         end, keys, seen = _remember(q, k, v, state, batch.lengths, seen, return_state, donate)
-    with _no_autocast(q.device.type):  # it would cast the cache at every step
+    with no_autocast(q.device.type):  # it would cast the cache at every step
         out = _attend(q, *keys, 1 / math.sqrt(q.shape[3]) if scale is None else float(scale), seen)
     out = masked(out, asked)
     if not return_state:
@@ -243,7 +243,7 @@ def _no_keys(
     q: Tensor, k: Tensor | None, v: Tensor | None, state: KVCache | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     if not isinstance(q, torch.Tensor) or q.dim() != 4:
-        raise ValueError(f"q must be a tensor (batch, time, heads, width), got {_described(q)}")
+        raise ValueError(f"q must be a tensor (batch, time, heads, width), got {described(q)}")
     if k is not None or v is not None:
         given, missing = ("k", "v") if v is None else ("v", "k")
         raise ValueError(f"{given} was given without {missing}: pass both, or None for both to read a cache")

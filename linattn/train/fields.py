@@ -85,7 +85,7 @@ def _in_words(kind: Any) -> str:
     if kind is type(None):
         return "none"
     if get_origin(kind) is tuple:
-        return f"{_in_words(get_args(kind)[0])}s with commas between them"
+        return f"{_in_words(get_args(kind)[0]).partition(' ')[2]}s with commas between them"
     if get_origin(kind) is not None:
         return "a JSON object"
     return {int: "an integer", float: "a number", bool: "true or false"}.get(kind, "a text")
