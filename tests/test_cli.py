@@ -9,7 +9,7 @@ from PIL import Image
 
 from linattn.cli import main as cli
 from linattn.cli.show import grid, write_png
-from linattn.models import build, preset, save
+from linattn.models import ImageModel, build, preset, save
 from linattn.train.data import load as load_data
 
 
@@ -36,6 +36,7 @@ def linattn(monkeypatch, capsys, tmp_path):
 def digits(tmp_path) -> str:
     """A tiny untrained model of digits, whose first values are those of the data."""
     model = build(preset("digits", width=8, num_heads=2, depth=1), generator=torch.Generator().manual_seed(0))
+    assert isinstance(model, ImageModel)
     model.first.fit(load_data("digits").data.flatten(1)[:, 0])
     save(model, tmp_path / "digits.safetensors", {"run": {"data": "digits", "data_options": {}}})
     return str(tmp_path / "digits.safetensors")
