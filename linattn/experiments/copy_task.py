@@ -1,9 +1,10 @@
-"""    linattn train copy_task
-    linattn train copy_task attention=softmax      # or attention=reformer rounds=4
+"""linattn train copy_task
+linattn train copy_task attention=softmax      # or attention=reformer rounds=4
 
-Can attention address sharply? A word of random symbols, a separator, and the same word again (Katharopoulos et al. 2020,
-section 4.1): length 128, 10 symbols, batch 64, RAdam at 1e-3 and after 3,000 updates at 1e-4. The loss is that of the
-second word, which is known exactly: 0 bits is perfect, and log₂ 10 = 3.32 is what guessing among ten symbols costs.
+Can attention address sharply? A word of random symbols, a separator, and the same word again (Katharopoulos et al.
+2020, section 4.1): length 128, 10 symbols, batch 64, RAdam at 1e-3 and after 3,000 updates at 1e-4. The loss is that
+of the second word, which is known exactly: 0 bits is perfect, and log₂ 10 = 3.32 is what guessing among ten symbols
+costs.
 """
 
 from linattn.train.config import Run

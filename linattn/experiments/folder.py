@@ -1,9 +1,10 @@
-"""    linattn train folder data=photos
-    linattn train folder data=photos size=64 minutes=600 batch=8
+"""linattn train folder data=photos
+linattn train folder data=photos size=64 minutes=600 batch=8
 
-A folder of your own images, in any format that pillow reads: cropped to the centre square and scaled to size × size. The
-learning rate follows the clock, so a run of any length comes to its end: minutes says how long it may take. Fewer
-than some hundred images are learnt by heart; the evaluation shows it, and the best weights are the ones that are kept.
+A folder of your own images, in any format that pillow reads: cropped to the centre square and scaled to size × size.
+The learning rate follows the clock, so a run of any length comes to its end: minutes says how long it may take. Fewer
+than some hundred images are learnt by heart; the evaluation shows it, and the best weights are the ones that are
+kept.
 """
 
 from linattn.train.config import Run

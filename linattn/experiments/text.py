@@ -1,9 +1,9 @@
-"""    linattn train text                             # Shakespeare's plays, 1.1 MB, downloaded where missing
-    linattn train text data=notes.txt              # any file, as bytes: .txt, .xz, .gz, .zip
-    linattn train text data=notes.txt stateful=true
+"""linattn train text                             # Shakespeare's plays, 1.1 MB, downloaded where missing
+linattn train text data=notes.txt              # any file, as bytes: .txt, .xz, .gz, .zip
+linattn train text data=notes.txt stateful=true
 
-A language model of bytes: no tokeniser, any language, any format. With stateful=true the text is read in order, and each
-window goes on from the state that the one before left: what the model remembers is then longer than the window.
+A language model of bytes: no tokeniser, any language, any format. With stateful=true the text is read in order, and
+each window goes on from the state that the one before left: what the model remembers is then longer than the window.
 """
 
 from linattn.train.config import Run
