@@ -201,7 +201,7 @@ def test_folders_are_numbered(tmp_path, monkeypatch):
 
 
 def test_nothing_to_resume(tmp_path):
-    with pytest.raises(ValueError, match="holds no run to resume: there is no .*run.json"):
+    with pytest.raises(ValueError, match=r"holds no run to resume: there is no .*run.json"):
         train(None, tmp_path, resume=True, quiet=True)
     with pytest.raises(ValueError, match="Give its folder"):
         train(None, resume=True, quiet=True)

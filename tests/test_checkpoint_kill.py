@@ -33,9 +33,9 @@ def newest_step(folder: Path) -> int:
 def test_killed_at_random_moments(tmp_path):
     """SIGKILL, which no process can answer: between steps, while a checkpoint is written, while files are renamed."""
     draw, folder, kills = random.Random(0), tmp_path / "run", 0
-    # Children of a server that has imported torch once begin to train at once.
+    # Children of a server that has imported everything (an optimizer imports torch._dynamo) begin to train at once.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "linattn.train"])
+    context.set_forkserver_preload(["pytest", "rich.progress", "torch._dynamo", "linattn.train"])
     exitcode = None
     while exitcode != 0:
         before = newest_step(folder)

@@ -1,4 +1,4 @@
-"""What the tests of training share: runs so small that a step takes milliseconds, and ways to look at what they left."""
+"""What the tests of training share: runs whose steps take milliseconds, and ways to look at what they left."""
 
 from __future__ import annotations
 
