@@ -139,7 +139,7 @@ def test_runs_come_from_names_files_and_folders(tmp_path):
 def test_an_experiment_says_its_command(name):
     run = load_run(name)
     text = (Path(__file__).parents[1] / "linattn" / "experiments" / f"{name}.py").read_text()
-    assert text.startswith(f'"""    linattn train {name}')
+    assert text.startswith(f'"""linattn train {name}')
     assert run.name == name and run.config() and set(CHANGEABLE) <= {f.name for f in dataclasses.fields(Run)}
 
 
