@@ -51,7 +51,7 @@ def test_killed_at_random_moments(tmp_path):
         assert exitcode in (0, -signal.SIGKILL), f"the training process failed by itself: {exitcode}"
         kills += exitcode != 0
         found, damage = checkpoint.newest(folder)
-        assert found is not None and not damage and found.facts["step"] == newest_step(folder) >= min(until, RUN.steps)
+        assert found is not None and not damage and found.facts["step"] == newest_step(folder) >= min(until, RUN.steps)  # pyright: ignore
     assert kills >= 4
     train(RUN, tmp_path / "whole", quiet=True)
     assert_same_weights(folder, tmp_path / "whole")

@@ -90,7 +90,7 @@ def test_parts_of_a_batch_add_up(tmp_path, data):
             x.data.normal_(std=0.3)
         batch = next(trainer.loader)
         losses.append(trainer.backward(batch, trainer.model.sequences(batch.data)))
-        gradients.append([x.grad.clone() for x in trainer.model.parameters()])
+        gradients.append([x.grad.clone() for x in trainer.model.parameters()])  # pyright: ignore
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
     for whole, parts in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, parts, rtol=1e-9, atol=1e-12 * float(whole.abs().max()))
@@ -137,7 +137,7 @@ def test_bf16_keeps_float32_weights(tmp_path):
             x.data.normal_(std=0.2)
         batch = next(trainer.loader)
         trainer.backward(batch, trainer.model.sequences(batch.data))
-        gradients.append({name: x.grad.clone() for name, x in trainer.model.named_parameters()})
+        gradients.append({name: x.grad.clone() for name, x in trainer.model.named_parameters()})  # pyright: ignore
         trainer.update()
         assert {x.dtype for x in trainer.model.parameters()} == {torch.float32}
         moments = trainer.optimizer.state.values()
@@ -185,7 +185,7 @@ def test_the_weights_load_and_say_where_they_come_from(tmp_path):
     assert record["run"] == json.loads(json.dumps(TINY.to_json()))
     assert record["data"]["sha256"] == load_data("synthetic", **TINY.data_options).sha256
     assert record["step"] == result.step == 12 and record["evaluation"] == result.evaluation
-    again = evaluate(model, load_data("synthetic", split="dev", **TINY.data_options))
+    again = evaluate(model, load_data("synthetic", split="dev", **TINY.data_options))  # pyright: ignore
     assert again["nats"] == pytest.approx(record["evaluation"]["nats"], rel=1e-6)
     assert set(record["versions"]) == {"python", "torch", "linattn"}
 

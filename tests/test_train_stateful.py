@@ -36,7 +36,7 @@ def nats_of_the_answer(folder, rows):
     state, nats = model.empty_state(ROWS), []
     with torch.no_grad():
         for start in range(0, LENGTH - 1, WINDOW):
-            some, state = model.nats(rows[:, start : start + WINDOW + 1].long(), state)
+            some, state = model.nats(rows[:, start : start + WINDOW + 1].long(), state)  # pyright: ignore
             nats.append(some)
     return float(torch.cat(nats, 1)[:, -1].mean())
 
