@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 RUFF   := $(PY) -m ruff
-PYTEST := $(PY) -m pytest
+# One thread: the tests' sizes gain nothing from more, and on a busy machine threads that wait for each other crawl.
+PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 LINATTN := $(VENV)/bin/linattn
 
 # The set-up is done when this file exists; its name changes with everything that the set-up depends on.
