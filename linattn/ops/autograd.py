@@ -170,7 +170,7 @@ def _attention_op(*arguments: Any) -> tuple[Tensor, ...]:
     out, state = _forward(_call(*options, impl=impl, want_state=want_state), operands)
     sums = (None,) * 4 if state is None else (state.kv, state.z, state.kv_low, state.z_low)
     # An op returns tensors, never None: an empty one stands for what there is not.
-    return out, *(out.new_empty(0, dtype=sum_dtype(operands[0].dtype)) if x is None else x for x in sums)
+    return out.contiguous(), *(out.new_empty(0, dtype=sum_dtype(operands[0].dtype)) if x is None else x for x in sums)
 
 
 def _attention_fake(*arguments: Any) -> tuple[Tensor, ...]:
@@ -189,13 +189,19 @@ def _attention_fake(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _attention_backward_op(*arguments: Any) -> tuple[Tensor, ...]:
     operands, grads, options = arguments[:11], arguments[11:14], arguments[14:]
-    *found, dz = _backward(_call(*options, impl="chunked", want_state=False), operands, *grads)
-    return *found, found[3].new_empty(0) if dz is None else dz
+    dq, dk, dv, *sums = _backward(_call(*options, impl="chunked", want_state=False), operands, *grads)
+    blank = _backward_sums(arguments)
+    dkv, dz = (b.zero_() if x is None else x for x, b in zip(sums, blank, strict=True))
+    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dkv, dz
 
 
 def _attention_backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    return *(x.new_empty(x.shape) for x in arguments[:3]), *_backward_sums(arguments)
+
+
+def _backward_sums(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     dkv, dz = _fake_sums(arguments, arguments[14])
-    return *(x.new_empty(x.shape) for x in arguments[:3]), dkv, dz if arguments[16] else dkv.new_empty(0)
+    return dkv, dz if arguments[16] else dkv.new_empty(0)
 
 
 def _fake_sums(arguments: tuple[Any, ...], feature_map: str) -> tuple[Tensor, Tensor]:

@@ -72,14 +72,14 @@ def run_backward(
     dout: Tensor | None,
     dkv: Tensor | None,
     dz: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     if not batch.packed:
         return chunked.backward(q, k, v, form, state, *_masks(q, k, form, batch), dout, dkv, dz)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     start = _empty(q, k, v, form, batch.num_rows(k))
     for group in _groups(batch, q.shape[1], k.shape[1]):
         qi, ki, rows = group.q_index, group.k_index, group.rows
-        dq_rows, dk_rows, dv_rows, start.kv[rows], dz_rows = chunked.backward(
+        dq_rows, dk_rows, dv_rows, dkv_rows, dz_rows = chunked.backward(
             q[0, qi],
             k[0, ki],
             v[0, ki],
@@ -90,6 +90,8 @@ def run_backward(
             None if dkv is None else dkv[rows],
             None if dz is None else dz[rows],
         )
+        if dkv_rows is not None:
+            start.kv[rows] = dkv_rows
         if start.z is not None and dz_rows is not None:
             start.z[rows] = dz_rows
         group.put_queries(dq, dq_rows)

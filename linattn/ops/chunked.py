@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 
 from linattn._typing import Bool, Float, Tensor
+from linattn.ops import short
 from linattn.ops import sums as sums_of
 from linattn.ops.form import Form
 from linattn.ops.sums import Sums
@@ -35,6 +36,8 @@ def forward(
     want_state: bool = True,
 ) -> tuple[Float[Tensor, "B T H M"], State | None]:
     """Outputs, and the state after the last key where it is wanted. `live` and `asked` mark real keys and queries."""
+    if not want_state and short.fits(q, k, form, state, live):
+        return short.forward(q, k, v, form), None
     tiles = Tiles(q, k, v, form, live, asked)
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=v.dtype, device=v.device)
     if not form.causal:
@@ -78,8 +81,10 @@ def backward(
     dout: Float[Tensor, "B T H M"] | None,
     dkv: Float[Tensor, "B K C M"] | None,
     dz: Float[Tensor, "B K C"] | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of q, k, v and of the state's kv and z, from those of the output and of the final state."""
+    if dout is not None and dkv is None and dz is None and short.fits(q, k, form, state, live):
+        return *short.backward(q, k, v, form, dout), None, None
     tiles = Tiles(q, k, v, form, live, asked)
     grads = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if dout is None:
