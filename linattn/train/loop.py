@@ -27,7 +27,7 @@ import torch
 from linattn.models import Config
 from linattn.train import checkpoint
 from linattn.train.config import CHANGEABLE, Run
-from linattn.train.run_folder import alone, begin, free_folder, read_run, write_run
+from linattn.train.run_folder import alone, begin, new_folder, read_run, write_run
 from linattn.train.trainer import Sample, Trainer
 
 
@@ -67,14 +67,16 @@ def train(
         if run is None:
             raise ValueError("what is to be trained? Give a run, or the folder of one with resume=True")
         config = None
-        folder = folder or free_folder(Path("runs"), run.name or run.preset)
+        if folder is None:
+            folder = new_folder(Path("runs"), run.name or run.preset)
         begin(folder)
     with alone(folder), _own_randomness(run):
         return _train(run, config, folder, sample, quiet)
 
 
 def _train(run: Run, config: Config | None, folder: Path, sample: Sample | None, quiet: bool) -> Result:
-    found, damage = checkpoint.newest(folder)
+    """A run from its beginning; with the config that it was begun with, from its newest checkpoint."""
+    found, damage = (None, []) if config is None else checkpoint.newest(folder)
     trainer = Trainer(run, config, folder, sample=sample, quiet=quiet)
     if found is not None:
         trainer.restore(found)
@@ -88,7 +90,7 @@ def _train(run: Run, config: Config | None, folder: Path, sample: Sample | None,
             trainer.go_on(stop)
         if stop.is_set():
             trainer.show.say(
-                f"stopped after step {trainer.step:,}, and kept. Go on: train(None, {str(folder)!r}, resume=True)"
+                f"stopped after step {trainer.step:,}. To go on from here:  linattn train {folder} --resume"
             )
     finally:
         trainer.close()

@@ -70,6 +70,11 @@ def part_over(run: Run, step: int, seconds: float) -> float:
     return min(max(parts), 1.0)
 
 
+def is_over(run: Run, step: int, seconds: float) -> bool:
+    """Whether all steps are done, or all minutes have passed."""
+    return (run.steps is not None and step >= run.steps) or (run.minutes is not None and seconds >= 60 * run.minutes)
+
+
 @dataclasses.dataclass
 class Watch:
     """Over the evaluations: the best one, those since without a new best, and how often the plateau dropped lr."""

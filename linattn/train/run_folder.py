@@ -62,19 +62,28 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def free_folder(root: Path, name: str) -> Path:
-    """root/name-n for the first n that is not taken."""
+def new_folder(root: Path, name: str) -> Path:
+    """Make root/name-n for the first n that is not taken, also by a run that begins at this moment."""
     n = 1
-    while (root / f"{name}-{n}").exists():
+    while not _made(root / f"{name}-{n}"):
         n += 1
     return root / f"{name}-{n}"
+
+
+def _made(folder: Path) -> bool:
+    with writing(folder):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            return False
+    return True
 
 
 def begin(folder: Path) -> None:
     """Make the folder of a new run. One that holds a run already is refused."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: a run needs a folder, choose another name")
-    if folder.is_dir() and any((folder / name).exists() for name in (RUN_FILE, "metrics.jsonl", "weights.safetensors")):
+    if any(path.name == RUN_FILE or path.suffix in (".jsonl", ".safetensors") for path in folder.glob("[!.]*")):
         raise ValueError(f"{folder} holds a run already: resume it, or choose another folder")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

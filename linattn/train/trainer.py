@@ -26,7 +26,7 @@ from linattn.train.data import Batch, Dataset
 from linattn.train.data import load as load_data
 from linattn.train.evaluate import evaluate, marks
 from linattn.train.metrics import UNITS, Metrics, Show
-from linattn.train.optim import Average, Watch, clip, lr_at, make_optimizer, part_over, set_lr
+from linattn.train.optim import Average, Watch, clip, is_over, lr_at, make_optimizer, set_lr
 from linattn.train.run_folder import writing
 from linattn.train.setup import choose_device, make_loader, make_model, make_predict, make_record
 from linattn.train.sheets import write_sheet
@@ -75,8 +75,7 @@ class Trainer:
     def go_on(self, stop: threading.Event) -> None:
         """To the end of the run, or until `stop` is set; then a last checkpoint."""
         self.begun, self.begun_at, self.logged_at = time.perf_counter(), self.step, self.seconds_before
-        whole = dataclasses.replace(self.run, warmup=0)
-        while not stop.is_set() and part_over(whole, self.step, self.seconds) < 1:
+        while not stop.is_set() and not is_over(self.run, self.step, self.seconds):
             self.update()
             for event, every in EVENTS.items():
                 if getattr(self.run, every) and self.step % getattr(self.run, every) == 0:
