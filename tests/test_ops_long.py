@@ -70,8 +70,8 @@ def step_through(q: Tensor, k: Tensor, v: Tensor, how: str) -> Tensor:
     """The last outputs, token by token."""
     state, outs = State.empty(1, len(KINDS), WIDTH, WIDTH), []
     step = Step(state) if how == "Step" else None
-    tokens = zip(q.split(1, 1), k.split(1, 1), v.split(1, 1), strict=True)
-    for t, token in enumerate(tokens):
+    for t in range(q.shape[1]):
+        token = q[:, t : t + 1], k[:, t : t + 1], v[:, t : t + 1]
         if step is not None:
             out = step(*token)
         else:
