@@ -13,14 +13,15 @@ from __future__ import annotations
 import torch
 
 from linattn._typing import Float, Tensor
+from linattn.ops import tiles
 from linattn.ops.form import Form
-from linattn.ops.tiles import SINGLE_CHUNK
 from linattn.state import State
 
 
 def fits(q: Tensor, k: Tensor, form: Form, state: State | None, live: Tensor | None) -> bool:
     """Whether a call is that simple: causal, one chunk, no state, no padding, as many key heads as query heads."""
-    return form.causal and state is None and live is None and q.shape == k.shape and 0 < q.shape[1] <= SINGLE_CHUNK
+    alone = form.causal and state is None and live is None
+    return alone and q.shape == k.shape and 0 < q.shape[1] <= tiles.SINGLE_CHUNK
 
 
 def forward(
