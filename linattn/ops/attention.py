@@ -15,18 +15,15 @@ import torch
 
 from linattn._typing import Float, Tensor
 from linattn.features import FeatureMap, resolve
-from linattn.ops import checks
+from linattn.ops import checks, gpu
 from linattn.ops.autograd import Call, autocast_is_on, call_compiled, call_eager
-from linattn.ops.batches import IMPLEMENTATIONS, Batch
+from linattn.ops.batches import IMPLEMENTATIONS
 from linattn.ops.checks import Lengths
-from linattn.ops.form import Form, live_tokens
+from linattn.ops.form import Batch, Form, live_tokens
 from linattn.state import State
 
 Impl = Literal["auto", "quadratic", "chunked", "recurrent", "native", "triton"]
-PLANNED = {
-    "native": "this version of linattn has no native CPU library",
-    "triton": "this version of linattn has no Triton kernels",
-}
+PLANNED = {"native": "this version of linattn has no native CPU library"}
 
 
 @overload
@@ -98,14 +95,13 @@ def linear_attention(  # pyright: ignore[reportInconsistentOverload]  (the optio
     features, rows = module.num_features(q.shape[3]), batch.num_rows(k)
     if state is not None:
         checks.check_state(state, q, k, v, features, rows, normalize)
-    chosen = _choose(impl, k, batch)
     if donate:
         _check_donation(state, return_state, q, k, v)
 
     form = Form(module, scale, causal, normalize, None if eps is None else float(eps))
     if not is_fused(module):
         q, k, form = _apply_map(q, k, v, form, batch)
-    call = Call(form, chosen, return_state)
+    call = Call(form, _choose(impl, q, k, v, batch), return_state)
     start = None if state is None else state.with_low_parts()
     sums = (None,) * 4 if start is None else (start.kv, start.z, start.kv_low, start.z_low)
     operands = (q, k, v, *sums, batch.lengths, batch.q_lengths, batch.cu_seqlens, batch.cu_seqlens_q)
@@ -125,6 +121,7 @@ def backends() -> dict[str, tuple[bool, str]]:
         "quadratic": (True, "plain torch, a table of all pairs: the definition; twice differentiable"),
         "chunked": (True, "plain torch on any device, linear time"),
         "recurrent": (True, "plain torch, token by token"),
+        "triton": gpu.status(),
         **{name: (False, reason) for name, reason in PLANNED.items()},
     }
 
@@ -160,9 +157,17 @@ def is_fused(feature_map: FeatureMap) -> bool:
 FUSED = ("elu", "relu", "squared_relu", "softplus", "exp", "identity")
 
 
-def _choose(impl: str, k: Tensor, batch: Batch) -> str:
+def _choose(impl: str, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> str:
+    """By device, dtype and shape. q and k are what the implementation sees: features, where the map is not fused."""
     if impl == "auto":
-        return "recurrent" if k.shape[1] == 1 and not batch.packed else "chunked"
+        if k.shape[1] == 1 and not batch.packed:
+            return "recurrent"
+        return "triton" if q.device.type == "cuda" and gpu.why_not(q, v) is None else "chunked"
+    if impl == "triton":
+        reason = gpu.why_not(q, v)
+        if reason is None:
+            return impl
+        raise ValueError(f"impl='triton' cannot run here: {reason}. Pass impl='auto', or one of {_available()}")
     if impl in IMPLEMENTATIONS:
         return impl
     if impl in PLANNED:

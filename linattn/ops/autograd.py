@@ -1,8 +1,9 @@
 """How autograd, vmap and the compiler see the operator.
 
 Eager calls go to an autograd.Function (a custom op costs 19 µs a call); under compile and export there is one opaque
-op, `linattn::attention`, with a fake kernel. Both end in the same two functions of batches.py. The backward pass is
-written by hand (docs/mathematics.md, equations 6 to 9) and is itself not differentiable: `impl="quadratic"` is.
+op, `linattn::attention`, with a fake kernel. Both end in the same two functions: those of batches.py, or of the GPU's
+kernels, which also keep a little of the forward pass for the backward pass (`Kept`). The backward pass is written by
+hand (docs/mathematics.md, equations 6 to 9) and is itself not differentiable: `impl="quadratic"` is.
 
 Axes:  B batch   T time   H heads   K key/value heads   D key width   C features   M values
 """
@@ -17,8 +18,9 @@ import torch
 
 from linattn._typing import Tensor
 from linattn.features import resolve
-from linattn.ops.batches import Batch, run_backward, run_forward
-from linattn.ops.form import Form, sum_dtype
+from linattn.ops import gpu
+from linattn.ops.batches import run_backward, run_forward
+from linattn.ops.form import Batch, Form, sum_dtype
 from linattn.state import State
 
 TWICE = (
@@ -37,26 +39,27 @@ class Call:
 
 
 Operands = tuple[Any, ...]  # q k v | kv z kv_low z_low | lengths q_lengths cu_seqlens cu_seqlens_q
+Kept = tuple[Any, ...]  # the output, and four tensors of the GPU's forward pass; all None elsewhere
+NOTHING: Kept = (None,) * 5
 
 
 def call_eager(call: Call, operands: Operands) -> tuple[Tensor, State | None]:
     if call.impl == "quadratic":
-        return _forward(call, operands)  # plain torch: autograd sees into it, as often as it likes
+        return _forward(call, operands)[:2]  # plain torch: autograd sees into it, as often as it likes
     if torch._C._are_functorch_transforms_active():
-        out, *sums = _Attention.apply(call, *operands)  # type: ignore[misc]
+        out, *sums = _Attention.apply(call, *operands)[:5]  # type: ignore[misc,index]
     elif not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in operands):
-        return _forward(call, operands)
+        return _forward(call, operands)[:2]
     else:
         # Function.apply, without its inspect.signature at every call (30 µs) that only functorch needs
-        out, *sums = super(torch.autograd.Function, _Attention).apply(call, *operands)  # type: ignore[misc]
+        out, *sums = super(torch.autograd.Function, _Attention).apply(call, *operands)[:5]  # type: ignore[misc]
     return out, State(*sums) if call.want_state else None
 
 
 def call_compiled(call: Call, operands: Operands) -> tuple[Tensor, State | None]:
-    form = call.form
-    out, kv, z, kv_low, z_low = torch.ops.linattn.attention(
-        *operands, form.feature_map.name, form.causal, form.normalize, form.scale, form.eps, call.impl, call.want_state
-    )
+    form, keep = call.form, torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
+    options = (form.feature_map.name, form.causal, form.normalize, form.scale, form.eps, call.impl)
+    out, kv, z, kv_low, z_low, *_ = torch.ops.linattn.attention(*operands, *options, call.want_state, keep)
     if not call.want_state:
         return out, None
     pair = kv.dtype == torch.float32
@@ -64,16 +67,23 @@ def call_compiled(call: Call, operands: Operands) -> tuple[Tensor, State | None]
     return out, State(kv, z, kv_low, z_low) if pair else State(kv, z)
 
 
-def _forward(call: Call, operands: Operands) -> tuple[Tensor, State | None]:
+def _forward(call: Call, operands: Operands, keep: bool = False) -> tuple[Tensor, State | None, Kept]:
     q, k, v, *rest = operands
+    state, batch = _state(rest[:4]), Batch(*rest[4:])
     with no_autocast(q.device.type):
-        return run_forward(call.impl, q, k, v, call.form, _state(rest[:4]), Batch(*rest[4:]), call.want_state)
+        if call.impl == "triton":
+            out, end, kept = gpu.forward(q, k, v, call.form, state, batch, call.want_state, keep)
+            return out, end, (out, *kept)
+        return *run_forward(call.impl, q, k, v, call.form, state, batch, call.want_state), NOTHING
 
 
-def _backward(call: Call, operands: Operands, dout: Tensor | None, dkv: Tensor | None, dz: Tensor | None):
+def _backward(call: Call, operands: Operands, kept: Kept, dout: Tensor | None, dkv: Tensor | None, dz: Tensor | None):
     q, k, v, *rest = operands
+    state, batch = _state(rest[:4]), Batch(*rest[4:])
     with no_autocast(q.device.type):
-        return run_backward(q, k, v, call.form, _state(rest[:4]), Batch(*rest[4:]), dout, dkv, dz)
+        if call.impl == "triton":
+            return gpu.backward(q, k, v, call.form, state, batch, dout, dkv, dz, *kept)
+        return run_backward(q, k, v, call.form, state, batch, dout, dkv, dz)
 
 
 def no_autocast(device: str) -> Any:
@@ -92,13 +102,14 @@ def _state(sums: list[Tensor | None]) -> State | None:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, *operands: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        out, state = _forward(call, operands)
-        return (out, None, None, None, None) if state is None else (out, state.kv, state.z, state.kv_low, state.z_low)
+        out, state, kept = _forward(call, operands, keep=True)
+        return out, *_sums(state), *kept[1:]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         ctx.call = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
+        out = output[0] if ctx.call.impl == "triton" else None
+        ctx.save_for_backward(*inputs[1:], out, *output[5:])
         ctx.mark_non_differentiable(*(x for x in output[3:] if x is not None))
         ctx.set_materialize_grads(False)
 
@@ -108,7 +119,7 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True, or functorch: refuse a second derivative, let vmap through
             grads = _AttentionBackward.apply(ctx.call, *tensors)
         else:
-            grads = _backward(ctx.call, tensors[:11], *tensors[11:])
+            grads = _backward(ctx.call, tensors[:11], tensors[11:16], *tensors[16:])
         needs = ctx.needs_input_grad
         return None, *(g if need else None for g, need in zip(grads, needs[1:6], strict=True)), *(None,) * 6  # type: ignore[misc]
 
@@ -122,7 +133,7 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Call, *tensors: Tensor | None):  # type: ignore[override]
-        return _backward(call, tensors[:11], *tensors[11:])
+        return _backward(call, tensors[:11], tensors[11:16], *tensors[16:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -137,9 +148,10 @@ class _AttentionBackward(torch.autograd.Function):
         return _vmapped(_AttentionBackward, GRADIENT_HEADS, info.batch_size, in_dims[1:], call, tensors)
 
 
-# Where each operand (and then dout, dkv, dz) and each result holds its heads, which never meet: vmap's axis joins them.
-OPERAND_HEADS = (2, 2, 2, 1, 1, 1, 1, None, None, None, None, 2, 1, 1)
-OUTPUT_HEADS = (2, 1, 1, 1, 1)
+# Where each operand (then what was kept, then dout, dkv, dz) and each result holds its heads, which never meet: vmap's
+# axis joins them.
+OPERAND_HEADS = (2, 2, 2, 1, 1, 1, 1, None, None, None, None, 2, 1, 1, 1, 1, 2, 1, 1)
+OUTPUT_HEADS = (2, 1, 1, 1, 1, 1, 1, 1, 1)
 GRADIENT_HEADS = (2, 2, 2, 1, 1)
 
 
@@ -162,34 +174,33 @@ OPERANDS = (
     "Tensor? lengths, Tensor? q_lengths, Tensor? cu_seqlens, Tensor? cu_seqlens_q"
 )
 OPTIONS = "str feature_map, bool causal, bool normalize, float scale, float? eps"
-RESULTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+KEPT = "Tensor? out, Tensor? den, Tensor? center, Tensor? ends_kv, Tensor? ends_z"
 
 
 def _attention_op(*arguments: Any) -> tuple[Tensor, ...]:
-    operands, (*options, impl, want_state) = arguments[:11], arguments[11:]
-    out, state = _forward(_call(*options, impl=impl, want_state=want_state), operands)
-    sums = (None,) * 4 if state is None else (state.kv, state.z, state.kv_low, state.z_low)
+    operands, (*options, impl, want_state, keep) = arguments[:11], arguments[11:]
+    out, state, kept = _forward(_call(*options, impl=impl, want_state=want_state), operands, keep)
     # An op returns tensors, never None: an empty one stands for what there is not.
-    return out.contiguous(), *(out.new_empty(0, dtype=sum_dtype(operands[0].dtype)) if x is None else x for x in sums)
+    blank = out.new_empty(0, dtype=sum_dtype(operands[0].dtype))
+    return out.contiguous(), *(blank.clone() if x is None else x for x in (*_sums(state), *kept[1:]))
 
 
 def _attention_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    (q, _, v), (feature_map, _, normalize, *_, want_state) = arguments[:3], arguments[11:]
-    kv, z = _fake_sums(arguments, feature_map)
-    pair = want_state and kv.dtype == torch.float32
-    none = kv.new_empty(0)
-    return (
-        v.new_empty(*q.shape[:3], v.shape[3]),
-        kv if want_state else none,
-        z if want_state and normalize else none.clone(),
-        torch.empty_like(kv) if pair else none.clone(),
-        torch.empty_like(z) if pair and normalize else none.clone(),
-    )
+    (q, k, v), (*options, impl, want_state, keep) = arguments[:3], arguments[11:]
+    kv, z = _fake_sums(arguments, options[0])
+    call = _call(*options, impl=impl, want_state=want_state)
+    pair, normalize = want_state and kv.dtype == torch.float32, call.form.normalize
+    sums = (kv if want_state else None, z if want_state and normalize else None)
+    low = (torch.empty_like(kv) if pair else None, torch.empty_like(z) if pair and normalize else None)
+    kept = gpu.kept(q, k, v, call.form, Batch(*arguments[7:11])) if impl == "triton" and keep else NOTHING[1:]
+    out = v.new_empty(*q.shape[:3], v.shape[3])
+    return out, *(kv.new_empty(0) if x is None else x for x in (*sums, *low, *kept))
 
 
 def _attention_backward_op(*arguments: Any) -> tuple[Tensor, ...]:
-    operands, grads, options = arguments[:11], arguments[11:14], arguments[14:]
-    dq, dk, dv, *sums = _backward(_call(*options, impl="chunked", want_state=False), operands, *grads)
+    operands, kept, grads, options = arguments[:11], arguments[11:16], arguments[16:19], arguments[19:]
+    *options, impl = options
+    dq, dk, dv, *sums = _backward(_call(*options, impl=impl, want_state=False), operands, kept, *grads)
     blank = _backward_sums(arguments)
     dkv, dz = (b.zero_() if x is None else x for x, b in zip(sums, blank, strict=True))
     return dq.contiguous(), dk.contiguous(), dv.contiguous(), dkv, dz
@@ -200,8 +211,13 @@ def _attention_backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_sums(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    dkv, dz = _fake_sums(arguments, arguments[14])
-    return dkv, dz if arguments[16] else dkv.new_empty(0)
+    feature_map, _, normalize = arguments[19:22]
+    dkv, dz = _fake_sums(arguments, feature_map)
+    return dkv, dz if normalize else dkv.new_empty(0)
+
+
+def _sums(state: State | None) -> tuple[Tensor | None, ...]:
+    return (None,) * 4 if state is None else (state.kv, state.z, state.kv_low, state.z_low)
 
 
 def _fake_sums(arguments: tuple[Any, ...], feature_map: str) -> tuple[Tensor, Tensor]:
@@ -218,8 +234,9 @@ def _call(
 
 
 def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:11])
-    ctx.options, ctx.want_state = inputs[11:16], inputs[17]
+    kept = (output[0], *(x if x.numel() else None for x in output[5:])) if inputs[16] == "triton" else NOTHING
+    ctx.save_for_backward(*inputs[:11], *kept)
+    ctx.options, ctx.want_state = inputs[11:17], inputs[17]
     ctx.mark_non_differentiable(*output[3:])
 
 
@@ -227,14 +244,14 @@ def _backward_op(ctx: Any, dout: Tensor | None, dkv: Tensor | None, dz: Tensor |
     normalize, had_state = ctx.options[2], ctx.saved_tensors[3] is not None
     dkv, dz = (dkv if ctx.want_state else None), (dz if ctx.want_state and normalize else None)
     *grads, dkv, dz = torch.ops.linattn.attention_backward(*ctx.saved_tensors, dout, dkv, dz, *ctx.options)
-    return *grads, dkv if had_state else None, dz if had_state and normalize else None, *(None,) * 13
+    return *grads, dkv if had_state else None, dz if had_state and normalize else None, *(None,) * 14
 
 
 _op = torch.library.custom_op(
     "linattn::attention",
     _attention_op,
     mutates_args=(),
-    schema=f"({OPERANDS}, {OPTIONS}, str impl, bool want_state) -> {RESULTS}",
+    schema=f"({OPERANDS}, {OPTIONS}, str impl, bool want_state, bool keep) -> ({', '.join(['Tensor'] * 9)})",
 )
 _op.register_fake(_attention_fake)
 _op.register_autograd(_backward_op, setup_context=_setup_op)
@@ -242,6 +259,7 @@ _backward_definition = torch.library.custom_op(
     "linattn::attention_backward",
     _attention_backward_op,
     mutates_args=(),
-    schema=f"({OPERANDS}, Tensor? dout, Tensor? dkv, Tensor? dz, {OPTIONS}) -> {RESULTS}",
+    schema=f"({OPERANDS}, {KEPT}, Tensor? dout, Tensor? dkv, Tensor? dz, {OPTIONS}, str impl) -> "
+    f"({', '.join(['Tensor'] * 5)})",
 )
 _backward_definition.register_fake(_attention_backward_fake)

@@ -15,28 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from linattn._typing import Int, Tensor
+from linattn._typing import Tensor
 from linattn.ops import chunked, reference
-from linattn.ops.form import Form, live_tokens, sum_dtype
+from linattn.ops.form import Batch, Form, live_tokens, sum_dtype
 from linattn.state import State
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Which tokens are real, and where sequences begin: at most one of lengths and cu_seqlens; None means all."""
-
-    lengths: Int[Tensor, " B"] | None = None
-    q_lengths: Int[Tensor, " B"] | None = None
-    cu_seqlens: Int[Tensor, " P1"] | None = None
-    cu_seqlens_q: Int[Tensor, " P1"] | None = None
-
-    @property
-    def packed(self) -> bool:
-        return self.cu_seqlens is not None
-
-    def num_rows(self, k: Tensor) -> int:
-        """How many states there are: one for each row, or for each packed sequence."""
-        return k.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
 
 def run_forward(

@@ -16,8 +16,7 @@ import torch
 
 from linattn._typing import Tensor
 from linattn.features import FeatureMap
-from linattn.ops.batches import Batch
-from linattn.ops.form import sum_dtype
+from linattn.ops.form import Batch, sum_dtype
 from linattn.state import State
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

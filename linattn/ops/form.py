@@ -1,4 +1,7 @@
-"""What is computed, apart from the tensors: the options that every implementation of the operator reads."""
+"""What is computed, apart from the tensors: the options that every implementation of the operator reads.
+
+Axes:  B batch   P sequences packed end to end
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from linattn._typing import Bool, Float, Tensor
+from linattn._typing import Bool, Float, Int, Tensor
 from linattn.features import ElementwiseMap, FeatureMap
 
 
@@ -40,6 +43,24 @@ class Form:
         if self.eps is not None:
             den = torch.where(den < 0, -1.0, 1.0) * den.abs().clamp_min(self.eps)
         return den.masked_fill(den == 0, torch.inf)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Which tokens are real, and where sequences begin: at most one of lengths and cu_seqlens; None means all."""
+
+    lengths: Int[Tensor, " B"] | None = None
+    q_lengths: Int[Tensor, " B"] | None = None
+    cu_seqlens: Int[Tensor, " P1"] | None = None
+    cu_seqlens_q: Int[Tensor, " P1"] | None = None
+
+    @property
+    def packed(self) -> bool:
+        return self.cu_seqlens is not None
+
+    def num_rows(self, k: Tensor) -> int:
+        """How many states there are: one for each row, or for each packed sequence."""
+        return k.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

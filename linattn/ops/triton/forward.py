@@ -1,0 +1,175 @@
+"""The forward kernel: outputs of one sequence, or of one segment of it, with the sums in registers.
+
+    A = tril(φq φkᵀ)    out = (A v + φq S) / (A 1 + φq·z)    S += φkᵀ v    z += φkᵀ 1          (equation 5, chunk by chunk)
+
+Products take tiles in the inputs' precision (bf16; tf32 once or three times for float32 and float16), sums are float32.
+Not causal: S and z are the sums of all keys, made beforehand, and there is nothing within a chunk.
+
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S [D, M]   z [D]       a program has one head, one block of M
+"""
+
+import triton
+import triton.language as tl
+
+from linattn.ops.triton.maps import mapped
+from linattn.ops.triton.tiles import (
+    VARYING,
+    aligned,
+    bounds,
+    divisor,
+    load_sums,
+    load_tile,
+    place,
+    store_sums,
+    store_tile,
+)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def forward(
+    q,
+    k,
+    v,
+    out,
+    den_out,
+    kv_in,
+    z_in,
+    kv_end,
+    z_end,
+    center,
+    ends_kv,
+    ends_z,
+    lengths,
+    q_row: tl.int64,
+    q_time: tl.int64,
+    q_head: tl.int64,
+    k_row: tl.int64,
+    k_time: tl.int64,
+    k_head: tl.int64,
+    v_row: tl.int64,
+    v_time: tl.int64,
+    v_head: tl.int64,
+    T: tl.int32,
+    rows: tl.int32,
+    heads: tl.int32,
+    group: tl.int32,
+    SEG: tl.int32,
+    root: tl.float32,
+    eps: tl.float32,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    BD: tl.constexpr,
+    BM: tl.constexpr,
+    BT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    MAP: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    EPS: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    STATE_IN: tl.constexpr,
+    STATE_OUT: tl.constexpr,
+    SAVE_DEN: tl.constexpr,
+    SAVE_CENTER: tl.constexpr,
+    SAVE_ENDS: tl.constexpr,
+    ADDED: tl.constexpr,
+    NARROW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """ADDED: of a call that is one chunk, leave what its keys add to the state, to be added exactly."""
+    pid = tl.program_id(0)
+    block, head, item = pid % BLOCKS, pid // BLOCKS % heads, pid // BLOCKS // heads
+    key_head, key_heads = head // group, heads // group
+    row, unit, begin, stop = place(item, T, lengths, rows, SEG, LAYOUT, SPLIT)
+    at_row, start, size, real = bounds(row, T, lengths, LAYOUT)
+
+    feature, value = tl.arange(0, BD), block * BM + tl.arange(0, BM)
+    step = tl.arange(0, BT)
+    at = at_row.to(tl.int64)
+    q_time, k_time, v_time = aligned(q_time, ALIGNED), aligned(k_time, ALIGNED), aligned(v_time, ALIGNED)
+    q += at * aligned(q_row, ALIGNED) + start * q_time + head * aligned(q_head, ALIGNED)
+    k += at * aligned(k_row, ALIGNED) + start * k_time + key_head * aligned(k_head, ALIGNED)
+    v += at * aligned(v_row, ALIGNED) + start * v_time + key_head * aligned(v_head, ALIGNED)
+    out += ((at * T + start) * heads + head) * M
+    out_time = heads.to(tl.int64) * M
+
+    # 1. What came before: the given state, and in a segment of a longer sequence the sums of the segments before.
+    state = row.to(tl.int64) * key_heads + key_head
+    if SPLIT and CAUSAL:
+        before = (unit + begin // SEG - 1).to(tl.int64) * key_heads + key_head
+        earlier = begin > 0
+        S = tl.load(
+            ends_kv + before * D * M + feature[:, None] * M + value[None, :],
+            mask=(feature < D)[:, None] & (value < M)[None, :] & earlier,
+            other=0.0,
+        )
+        z = tl.load(ends_z + before * D + feature, mask=(feature < D) & earlier, other=0.0)
+    else:
+        earlier = False
+        S = tl.zeros([BD, BM], tl.float32)
+        z = tl.zeros([BD], tl.float32)
+    if STATE_IN:
+        if not earlier:
+            S = load_sums(kv_in + state * D * M, feature, value, D, M)
+            if NORMALIZE:
+                z = tl.load(z_in + state * D + feature, mask=feature < D, other=0.0)
+
+    added_kv, added_z = tl.zeros([BD, BM], tl.float32), tl.zeros([BD], tl.float32)
+
+    # 2. Chunk by chunk, one segment after the other.
+    mine = head % group == 0  # one query head of a group writes what its heads share
+    for segment in range(begin, stop, SEG):
+        for chunk in tl.range(segment, tl.minimum(segment + SEG, stop), BT, num_stages=STAGES):
+            token = chunk + step
+            x_q = load_tile(q, q_time, token, real, feature, D, BD)
+            phi_q = mapped(x_q, root, feature, MAP, D, BD).to(NARROW)
+            if CAUSAL:
+                x_k = load_tile(k, k_time, token, real, feature, D, BD)
+                x_v = load_tile(v, v_time, token, real, value, M, BM).to(NARROW)
+                phi_k = mapped(x_k, root, feature, MAP, D, BD).to(NARROW)
+                weights = tl.dot(phi_q, tl.trans(phi_k), input_precision=PRECISION)
+                weights = tl.where(step[:, None] >= step[None, :], weights, 0.0)
+                num = tl.dot(phi_q, S.to(NARROW), input_precision=PRECISION)
+                num = tl.dot(weights.to(NARROW), x_v, num, input_precision=PRECISION)
+            else:
+                num = tl.dot(phi_q, S.to(NARROW), input_precision=PRECISION)
+            if NORMALIZE:
+                den = tl.sum(phi_q.to(tl.float32) * z[None, :], 1)
+                if CAUSAL:
+                    den += tl.sum(weights, 1)
+                num = num / divisor(den, eps, EPS)[:, None]
+                if SAVE_DEN and block == 0:
+                    tl.store(den_out + (at * heads + head) * T + start + token, den, mask=token < size)
+            if LAYOUT == "padded":
+                num = tl.where((token < real)[:, None], num, 0.0)
+            store_tile(out, out_time, token, size, value, num, M, BM)
+            if CAUSAL:
+                enters = phi_k.to(tl.float32)
+                if NORMALIZE:  # φ(0) need not be 0: padding must not enter z
+                    enters = tl.where((token < real)[:, None], enters, 0.0)
+                if ADDED:
+                    added_kv = tl.dot(tl.trans(phi_k), x_v, added_kv, input_precision=PRECISION)
+                    added_z += tl.sum(enters, 0)
+                else:
+                    S = tl.dot(tl.trans(phi_k), x_v, S, input_precision=PRECISION)
+                    if NORMALIZE:
+                        z += tl.sum(enters, 0)
+        if SAVE_ENDS and mine:
+            here = (unit + segment // SEG).to(tl.int64) * key_heads + key_head
+            store_sums(ends_kv + here * D * M, feature, value, S, D, M)
+            if NORMALIZE and block == 0:
+                tl.store(ends_z + here * D + feature, z, mask=feature < D)
+
+    # 3. What is left behind.
+    if STATE_OUT and mine:
+        store_sums(kv_end + state * D * M, feature, value, added_kv if ADDED else S, D, M)
+        if NORMALIZE and block == 0:
+            tl.store(z_end + state * D + feature, added_z if ADDED else z, mask=feature < D)
+    if SAVE_CENTER and mine:
+        S, z = S + added_kv, z + added_z
+        weight = tl.sum(z, 0)
+        mean = tl.sum(S, 0) / tl.where(weight == 0, float("inf"), weight)
+        tl.store(center + state * M + value, mean, mask=value < M)

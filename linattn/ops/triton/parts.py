@@ -1,0 +1,333 @@
+"""The backward kernels for wide heads, and for sums over all keys: queries first, then keys and values.
+
+    dq_kernel     dφq = dA φk + g S'ᵀ + dden z          forward in time, S running (or all of it, not causal); keeps dden
+    dkv_kernel    dφk = dAᵀ φq + v' dSᵀ + dz    dv = Aᵀ g + φk dS      backward in time, dS running (or all of it)
+
+    A = tril(φq φkᵀ)    dA = tril(g v'ᵀ + dden 1ᵀ)    g = dout / den         (equations 6 to 8; v' and S' by equation 9)
+
+One state is held at a time, where the single sweep of sweep.py holds two. When even one is too much for the registers,
+a program of dq has a block of features and one of dkv either a block of features (for dk) or one of values (for dv).
+
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D]      BF features, BV values a block
+"""
+
+import triton
+import triton.language as tl
+
+from linattn.ops.triton.maps import mapped, slope
+from linattn.ops.triton.tiles import VARYING, aligned, bounds, divisor, load_sums, load_tile, place, store_tile
+
+
+@triton.jit(do_not_specialize=VARYING)
+def dq_kernel(
+    q,
+    k,
+    v,
+    do,
+    out,
+    den_in,
+    dden_out,
+    center,
+    ends_kv,
+    ends_z,
+    kv_in,
+    z_in,
+    dq,
+    lengths,
+    q_row: tl.int64,
+    q_time: tl.int64,
+    q_head: tl.int64,
+    k_row: tl.int64,
+    k_time: tl.int64,
+    k_head: tl.int64,
+    v_row: tl.int64,
+    v_time: tl.int64,
+    v_head: tl.int64,
+    do_row: tl.int64,
+    do_time: tl.int64,
+    do_head: tl.int64,
+    T: tl.int32,
+    rows: tl.int32,
+    heads: tl.int32,
+    group: tl.int32,
+    SEG: tl.int32,
+    root: tl.float32,
+    eps: tl.float32,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    BD: tl.constexpr,
+    BM: tl.constexpr,
+    BF: tl.constexpr,
+    BT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    MAP: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    EPS: tl.constexpr,
+    CENTER: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    STATE_IN: tl.constexpr,
+    NARROW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """kv_in, z_in: the sums before the first token; not causal, those of all keys."""
+    pid = tl.program_id(0)
+    block, head, item = pid % BLOCKS, pid // BLOCKS % heads, pid // BLOCKS // heads
+    key_head, key_heads = head // group, heads // group
+    row, unit, begin, stop = place(item, T, lengths, rows, SEG, LAYOUT, SPLIT)
+    at_row, start, size, real = bounds(row, T, lengths, LAYOUT)
+
+    feature, value, step = tl.arange(0, BD), tl.arange(0, BM), tl.arange(0, BT)
+    mine = block * BF + tl.arange(0, BF)
+    at = at_row.to(tl.int64)
+    q_time, k_time = aligned(q_time, ALIGNED), aligned(k_time, ALIGNED)
+    v_time, do_time = aligned(v_time, ALIGNED), aligned(do_time, ALIGNED)
+    q += at * aligned(q_row, ALIGNED) + start * q_time + head * aligned(q_head, ALIGNED)
+    k += at * aligned(k_row, ALIGNED) + start * k_time + key_head * aligned(k_head, ALIGNED)
+    v += at * aligned(v_row, ALIGNED) + start * v_time + key_head * aligned(v_head, ALIGNED)
+    do += at * aligned(do_row, ALIGNED) + start * do_time + head * aligned(do_head, ALIGNED)
+    out += ((at * T + start) * heads + head) * M
+    dq += ((at * T + start) * heads + head) * D
+    d_time, m_time = heads.to(tl.int64) * D, heads.to(tl.int64) * M
+    den_in += (at * heads + head) * T + start
+    dden_out += (at * heads + head) * T + start
+
+    state = row.to(tl.int64) * key_heads + key_head
+    c = tl.zeros([BM], tl.float32)
+    if CENTER:
+        c = tl.load(center + state * M + value, mask=value < M, other=0.0)
+    S, z, z_all = tl.zeros([BF, BM], tl.float32), tl.zeros([BF], tl.float32), tl.zeros([BD], tl.float32)
+    inside = (mine < D)[:, None] & (value < M)[None, :]
+    if SPLIT and CAUSAL:
+        earlier = begin > 0
+        before = (unit + begin // SEG - 1).to(tl.int64) * key_heads + key_head
+        pointers = ends_kv + before * D * M + mine[:, None] * M + value[None, :]
+        S = tl.load(pointers, mask=inside & earlier, other=0.0)
+        if NORMALIZE:
+            z = tl.load(ends_z + before * D + mine, mask=(mine < D) & earlier, other=0.0)
+    else:
+        earlier = False
+    if STATE_IN:
+        if not earlier:
+            S = load_sums(kv_in + state * D * M, mine, value, D, M)
+            if NORMALIZE:
+                z = tl.load(z_in + state * D + mine, mask=mine < D, other=0.0)
+
+    for chunk in tl.range(begin, stop, BT, num_stages=STAGES):
+        token = chunk + step
+        live = token < real
+        x_q = load_tile(q, q_time, token, real, mine, D, BF)
+        x_do = load_tile(do, do_time, token, real, value, M, BM)
+        if NORMALIZE:
+            den = tl.load(den_in + token, mask=live, other=1.0)
+            inverse = 1.0 / divisor(den, eps, EPS)
+            wide_g = x_do.to(tl.float32) * inverse[:, None]
+            g = wide_g.to(NARROW)
+        else:
+            g = x_do.to(NARROW)
+        if CENTER:
+            counted = (S - z[:, None] * c[None, :]).to(NARROW)
+        else:
+            counted = S.to(NARROW)
+        dphi_q = tl.dot(g, tl.trans(counted), input_precision=PRECISION)
+        if CAUSAL:
+            x_k = load_tile(k, k_time, token, real, mine, D, BF)
+            raw_v = load_tile(v, v_time, token, real, value, M, BM)
+            phi_k = mapped(x_k, root, mine, MAP, D, BF).to(NARROW)
+            x_v = (raw_v.to(tl.float32) - c[None, :]).to(NARROW) if CENTER else raw_v.to(NARROW)
+            dweights = tl.dot(g, tl.trans(x_v), input_precision=PRECISION)
+            seen = step[:, None] >= step[None, :]
+        if NORMALIZE:
+            if BLOCKS == 1:
+                phi_q = mapped(x_q, root, mine, MAP, D, BF).to(NARROW)
+                through = tl.sum(phi_q.to(tl.float32) * dphi_q, 1)
+                if CAUSAL:
+                    weights = tl.dot(phi_q, tl.trans(phi_k), input_precision=PRECISION)
+                    through += tl.sum(tl.where(seen, weights * dweights, 0.0), 1)
+                dden = -through * inverse
+            else:  # φ(q) is not whole here, but the output tells the same: Σ_j A dA + φq·(g S') = g·(out − c) den
+                y = load_tile(out, m_time, token, real, value, M, BM).to(tl.float32)
+                dden = -tl.sum(wide_g * (y - c[None, :]), 1)
+            if EPS:
+                dden = tl.where(tl.abs(den) < eps, 0.0, dden)
+            if block == 0:
+                tl.store(dden_out + token, dden, mask=token < size)
+            dphi_q += dden[:, None] * z[None, :]
+        if CAUSAL:
+            if NORMALIZE:
+                dweights += dden[:, None]
+            dweights = tl.where(seen, dweights, 0.0).to(NARROW)
+            dphi_q = tl.dot(dweights, phi_k, dphi_q, input_precision=PRECISION)
+            S = tl.dot(tl.trans(phi_k), raw_v.to(NARROW), S, input_precision=PRECISION)
+            if NORMALIZE:
+                z += tl.sum(tl.where(live[:, None], phi_k.to(tl.float32), 0.0), 0)
+        dphi_q *= slope(x_q.to(tl.float32) * root, MAP) * root
+        if LAYOUT == "padded":
+            dphi_q = tl.where(live[:, None], dphi_q, 0.0)
+        store_tile(dq, d_time, token, size, mine, dphi_q, D, BF)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def dkv_kernel(
+    q,
+    k,
+    v,
+    do,
+    den_in,
+    dden_in,
+    center,
+    later_kv,
+    later_z,
+    dkv_end,
+    dz_end,
+    dk,
+    dv,
+    dkv,
+    dz,
+    lengths,
+    q_row: tl.int64,
+    q_time: tl.int64,
+    q_head: tl.int64,
+    k_row: tl.int64,
+    k_time: tl.int64,
+    k_head: tl.int64,
+    v_row: tl.int64,
+    v_time: tl.int64,
+    v_head: tl.int64,
+    do_row: tl.int64,
+    do_time: tl.int64,
+    do_head: tl.int64,
+    T: tl.int32,
+    rows: tl.int32,
+    heads: tl.int32,
+    group: tl.int32,
+    SEG: tl.int32,
+    root: tl.float32,
+    eps: tl.float32,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    BD: tl.constexpr,
+    BM: tl.constexpr,
+    BF: tl.constexpr,
+    BV: tl.constexpr,
+    BT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    MAP: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    EPS: tl.constexpr,
+    CENTER: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    GRADIENT_IN: tl.constexpr,
+    GRADIENT_OUT: tl.constexpr,
+    NARROW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """KEYS: make dk (of a block of BF features; BV is then all values). VALUES: make dv (BV values; BF all features).
+
+    dkv_end, dz_end: the gradient of the final sums (GRADIENT_IN); not causal, that of the sums of all keys.
+    """
+    pid = tl.program_id(0)
+    block, head, item = pid % BLOCKS, pid // BLOCKS % heads, pid // BLOCKS // heads
+    key_head = head // group
+    row, unit, begin, stop = place(item, T, lengths, rows, SEG, LAYOUT, SPLIT)
+    at_row, start, size, real = bounds(row, T, lengths, LAYOUT)
+
+    step = tl.arange(0, BT)
+    feature, value = tl.arange(0, BF), tl.arange(0, BV)
+    if KEYS:
+        feature += block * BF
+    else:
+        value += block * BV
+    at = at_row.to(tl.int64)
+    q_time, k_time = aligned(q_time, ALIGNED), aligned(k_time, ALIGNED)
+    v_time, do_time = aligned(v_time, ALIGNED), aligned(do_time, ALIGNED)
+    q += at * aligned(q_row, ALIGNED) + start * q_time + head * aligned(q_head, ALIGNED)
+    k += at * aligned(k_row, ALIGNED) + start * k_time + key_head * aligned(k_head, ALIGNED)
+    v += at * aligned(v_row, ALIGNED) + start * v_time + key_head * aligned(v_head, ALIGNED)
+    do += at * aligned(do_row, ALIGNED) + start * do_time + head * aligned(do_head, ALIGNED)
+    dk += ((at * T + start) * heads + head) * D
+    dv += ((at * T + start) * heads + head) * M
+    d_time, m_time = heads.to(tl.int64) * D, heads.to(tl.int64) * M
+    den_in += (at * heads + head) * T + start
+    dden_in += (at * heads + head) * T + start
+
+    c = tl.zeros([BV], tl.float32)
+    if CENTER:
+        state = row.to(tl.int64) * (heads // group) + key_head
+        c = tl.load(center + state * M + value, mask=value < M, other=0.0)
+    dS, dz_sum = tl.zeros([BF, BV], tl.float32), tl.zeros([BF], tl.float32)
+    into = row.to(tl.int64) * heads + head
+    if GRADIENT_IN:
+        if stop == size or not CAUSAL:
+            dS = load_sums(dkv_end + into * D * M, feature, value, D, M)
+            if NORMALIZE:
+                dz_sum = tl.load(dz_end + into * D + feature, mask=feature < D, other=0.0)
+    if SPLIT and CAUSAL:
+        if stop < size:
+            after = (unit + begin // SEG + 1).to(tl.int64) * heads + head
+            dS = load_sums(later_kv + after * D * M, feature, value, D, M)
+            if NORMALIZE:
+                dz_sum = tl.load(later_z + after * D + feature, mask=feature < D, other=0.0)
+
+    chunks = tl.cdiv(stop - begin, BT)
+    for n in tl.range(0, chunks, num_stages=STAGES):
+        token = begin + (chunks - 1 - n) * BT + step
+        live = token < real
+        before = step[:, None] <= step[None, :]
+        x_k = load_tile(k, k_time, token, real, feature, D, BF)
+        if CAUSAL:
+            x_q = load_tile(q, q_time, token, real, feature, D, BF)
+            phi_q = mapped(x_q, root, feature, MAP, D, BF).to(NARROW)
+            x_do = load_tile(do, do_time, token, real, value, M, BV)
+            if NORMALIZE:
+                inverse = 1.0 / divisor(tl.load(den_in + token, mask=live, other=1.0), eps, EPS)
+                dden = tl.load(dden_in + token, mask=live, other=0.0)
+                g = (x_do.to(tl.float32) * inverse[:, None]).to(NARROW)
+            else:
+                g = x_do.to(NARROW)
+        if KEYS:
+            x_v = load_tile(v, v_time, token, real, value, M, BV)
+            x_v = (x_v.to(tl.float32) - c[None, :]).to(NARROW) if CENTER else x_v.to(NARROW)
+            dphi_k = tl.dot(x_v, tl.trans(dS.to(NARROW)), input_precision=PRECISION)
+            if CAUSAL:
+                turned = tl.dot(x_v, tl.trans(g), input_precision=PRECISION)
+                if NORMALIZE:
+                    turned += dden[None, :]
+                turned = tl.where(before, turned, 0.0).to(NARROW)
+                dphi_k = tl.dot(turned, phi_q, dphi_k, input_precision=PRECISION)
+            if NORMALIZE:
+                dphi_k += dz_sum[None, :]
+            dphi_k *= slope(x_k.to(tl.float32) * root, MAP) * root
+            if LAYOUT == "padded":
+                dphi_k = tl.where(live[:, None], dphi_k, 0.0)
+            store_tile(dk, d_time, token, size, feature, dphi_k, D, BF)
+        if VALUES:
+            phi_k = mapped(x_k, root, feature, MAP, D, BF).to(NARROW)
+            x_dv = tl.dot(phi_k, dS.to(NARROW), input_precision=PRECISION)
+            if CAUSAL:
+                turned = tl.dot(phi_k, tl.trans(phi_q), input_precision=PRECISION)
+                turned = tl.where(before, turned, 0.0).to(NARROW)
+                x_dv = tl.dot(turned, g, x_dv, input_precision=PRECISION)
+            if LAYOUT == "padded":
+                x_dv = tl.where(live[:, None], x_dv, 0.0)
+            store_tile(dv, m_time, token, size, value, x_dv, M, BV)
+        if CAUSAL:
+            dS = tl.dot(tl.trans(phi_q), g, dS, input_precision=PRECISION)
+            if NORMALIZE:
+                dz_sum += tl.sum(phi_q.to(tl.float32) * dden[:, None], 0)
+
+    if GRADIENT_OUT and CAUSAL:
+        if begin == 0:
+            inside = (feature < D)[:, None] & (value < M)[None, :]
+            tl.store(dkv + into * D * M + feature[:, None] * M + value[None, :], dS, mask=inside)
+            if NORMALIZE and (KEYS or block == 0):
+                tl.store(dz + into * D + feature, dz_sum, mask=feature < D)

@@ -1,0 +1,230 @@
+"""The backward kernel for narrow heads: all three gradients in one walk from the last token to the first.
+
+    A = tril(φq φkᵀ)    dA = tril(g v'ᵀ + dden 1ᵀ)    g = dout / den    dden = −(Σ_j A dA + φq·(g S'ᵀ)) / den      (6, 7)
+    dφq = dA φk + g S'ᵀ + dden z    dφk = dAᵀ φq + v' dSᵀ + dz    dv = Aᵀ g + φk dS    dS += φqᵀ g    dz += φqᵀ dden    (8)
+
+The sums S, z before a chunk are needed with those after it already known, so the state is run backwards: S −= φkᵀ v. It
+starts anew from what the forward pass kept at the end of each segment (in a short sequence from its own sums, made in a
+first walk over the keys). Values are counted from c, v' = v − c and S' = S − z c (equation 9), S itself from 0: it must
+lose exactly what the forward pass added. The transposed tables are products of their own and not transposes of A and
+dA: Triton 3.4 to 3.7 gives wrong results for those on Hopper.
+
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D]
+"""
+
+import triton
+import triton.language as tl
+
+from linattn.ops.triton.maps import mapped, slope
+from linattn.ops.triton.tiles import VARYING, aligned, bounds, divisor, load_sums, load_tile, place, store_sums, store_tile
+
+
+@triton.jit(do_not_specialize=VARYING)
+def sweep(
+    q,
+    k,
+    v,
+    do,
+    den_in,
+    center,
+    ends_kv,
+    ends_z,
+    kv_in,
+    z_in,
+    later_kv,
+    later_z,
+    dkv_end,
+    dz_end,
+    dq,
+    dk,
+    dv,
+    dkv,
+    dz,
+    lengths,
+    q_row: tl.int64,
+    q_time: tl.int64,
+    q_head: tl.int64,
+    k_row: tl.int64,
+    k_time: tl.int64,
+    k_head: tl.int64,
+    v_row: tl.int64,
+    v_time: tl.int64,
+    v_head: tl.int64,
+    do_row: tl.int64,
+    do_time: tl.int64,
+    do_head: tl.int64,
+    T: tl.int32,
+    rows: tl.int32,
+    heads: tl.int32,
+    group: tl.int32,
+    SEG: tl.int32,
+    root: tl.float32,
+    eps: tl.float32,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    BD: tl.constexpr,
+    BM: tl.constexpr,
+    BT: tl.constexpr,
+    MAP: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    EPS: tl.constexpr,
+    CENTER: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ENDS: tl.constexpr,
+    STATE_IN: tl.constexpr,
+    GRADIENT_IN: tl.constexpr,
+    GRADIENT_OUT: tl.constexpr,
+    NARROW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """ENDS: the sums at the end of each segment are given. SPLIT: a program has one segment, and `later` is given."""
+    pid = tl.program_id(0)
+    head, item = pid % heads, pid // heads
+    key_head, key_heads = head // group, heads // group
+    row, unit, begin, stop = place(item, T, lengths, rows, SEG, LAYOUT, SPLIT)
+    at_row, start, size, real = bounds(row, T, lengths, LAYOUT)
+
+    feature, value, step = tl.arange(0, BD), tl.arange(0, BM), tl.arange(0, BT)
+    at = at_row.to(tl.int64)
+    q_time, k_time = aligned(q_time, ALIGNED), aligned(k_time, ALIGNED)
+    v_time, do_time = aligned(v_time, ALIGNED), aligned(do_time, ALIGNED)
+    q += at * aligned(q_row, ALIGNED) + start * q_time + head * aligned(q_head, ALIGNED)
+    k += at * aligned(k_row, ALIGNED) + start * k_time + key_head * aligned(k_head, ALIGNED)
+    v += at * aligned(v_row, ALIGNED) + start * v_time + key_head * aligned(v_head, ALIGNED)
+    do += at * aligned(do_row, ALIGNED) + start * do_time + head * aligned(do_head, ALIGNED)
+    dq += ((at * T + start) * heads + head) * D
+    dk += ((at * T + start) * heads + head) * D
+    dv += ((at * T + start) * heads + head) * M
+    den_in += (at * heads + head) * T + start
+    d_time, m_time = heads.to(tl.int64) * D, heads.to(tl.int64) * M
+
+    c = tl.zeros([BM], tl.float32)
+    if CENTER:
+        state = row.to(tl.int64) * key_heads + key_head
+        c = tl.load(center + state * M + value, mask=value < M, other=0.0)
+
+    # 1. What later segments ask of the sums.
+    dS, dz_sum = tl.zeros([BD, BM], tl.float32), tl.zeros([BD], tl.float32)
+    if GRADIENT_IN:
+        if stop == size:
+            into = row.to(tl.int64) * heads + head
+            dS = load_sums(dkv_end + into * D * M, feature, value, D, M)
+            if NORMALIZE:
+                dz_sum = tl.load(dz_end + into * D + feature, mask=feature < D, other=0.0)
+    if SPLIT:
+        if stop < size:
+            after = (unit + begin // SEG + 1).to(tl.int64) * heads + head
+            dS = load_sums(later_kv + after * D * M, feature, value, D, M)
+            if NORMALIZE:
+                dz_sum = tl.load(later_z + after * D + feature, mask=feature < D, other=0.0)
+
+    segments = tl.cdiv(stop - begin, SEG)
+    for number in range(0, segments):
+        first = begin + (segments - 1 - number) * SEG
+        last = tl.minimum(first + SEG, stop)
+        # 2. The sums at the end of the segment.
+        S, z = tl.zeros([BD, BM], tl.float32), tl.zeros([BD], tl.float32)
+        if ENDS:
+            here = (unit + first // SEG).to(tl.int64) * key_heads + key_head
+            S = load_sums(ends_kv + here * D * M, feature, value, D, M)
+            if NORMALIZE:
+                z = tl.load(ends_z + here * D + feature, mask=feature < D, other=0.0)
+        else:
+            if STATE_IN:
+                given = row.to(tl.int64) * key_heads + key_head
+                S = load_sums(kv_in + given * D * M, feature, value, D, M)
+                if NORMALIZE:
+                    z = tl.load(z_in + given * D + feature, mask=feature < D, other=0.0)
+            for chunk in tl.range(first, last, BT, num_stages=STAGES):
+                token = chunk + step
+                x_k = load_tile(k, k_time, token, real, feature, D, BD)
+                phi_k = mapped(x_k, root, feature, MAP, D, BD).to(NARROW)
+                x_v = load_tile(v, v_time, token, real, value, M, BM).to(NARROW)
+                S = tl.dot(tl.trans(phi_k), x_v, S, input_precision=PRECISION)
+                if NORMALIZE:
+                    z += tl.sum(tl.where((token < real)[:, None], phi_k.to(tl.float32), 0.0), 0)
+
+        chunks = tl.cdiv(last - first, BT)
+        for n in tl.range(0, chunks, num_stages=STAGES):
+            token = first + (chunks - 1 - n) * BT + step
+            live = token < real
+            x_q = load_tile(q, q_time, token, real, feature, D, BD)
+            x_k = load_tile(k, k_time, token, real, feature, D, BD)
+            x_v = load_tile(v, v_time, token, real, value, M, BM)
+            x_do = load_tile(do, do_time, token, real, value, M, BM)
+            phi_q = mapped(x_q, root, feature, MAP, D, BD).to(NARROW)
+            phi_k = mapped(x_k, root, feature, MAP, D, BD).to(NARROW)
+
+            # 3. Back to the sums before this chunk, and their values counted from c.
+            S = tl.dot(tl.trans(phi_k), -x_v.to(NARROW), S, input_precision=PRECISION)
+            if NORMALIZE:
+                z -= tl.sum(tl.where(live[:, None], phi_k.to(tl.float32), 0.0), 0)
+            if CENTER:
+                counted = (S - z[:, None] * c[None, :]).to(NARROW)
+                x_v = (x_v.to(tl.float32) - c[None, :]).to(NARROW)
+            else:
+                counted = S.to(NARROW)
+                x_v = x_v.to(NARROW)
+            if NORMALIZE:
+                den = tl.load(den_in + token, mask=live, other=1.0)
+                inverse = 1.0 / divisor(den, eps, EPS)
+                g = (x_do.to(tl.float32) * inverse[:, None]).to(NARROW)
+            else:
+                g = x_do.to(NARROW)
+
+            # 4. The queries.
+            weights = tl.dot(phi_q, tl.trans(phi_k), input_precision=PRECISION)
+            dweights = tl.dot(g, tl.trans(x_v), input_precision=PRECISION)
+            dphi_q = tl.dot(g, tl.trans(counted), input_precision=PRECISION)
+            seen = step[:, None] >= step[None, :]
+            if NORMALIZE:
+                through = tl.sum(tl.where(seen, weights * dweights, 0.0), 1)
+                through += tl.sum(phi_q.to(tl.float32) * dphi_q, 1)
+                dden = -through * inverse
+                if EPS:
+                    dden = tl.where(tl.abs(den) < eps, 0.0, dden)
+                dweights += dden[:, None]
+                dphi_q += dden[:, None] * z[None, :]
+            dweights = tl.where(seen, dweights, 0.0).to(NARROW)
+            dphi_q = tl.dot(dweights, phi_k, dphi_q, input_precision=PRECISION)
+            dphi_q *= slope(x_q.to(tl.float32) * root, MAP) * root
+            if LAYOUT == "padded":
+                dphi_q = tl.where(live[:, None], dphi_q, 0.0)
+            store_tile(dq, d_time, token, size, feature, dphi_q, D, BD)
+
+            # 5. The keys and values.
+            turned = tl.dot(x_v, tl.trans(g), input_precision=PRECISION)  # dA transposed, without dden
+            before = step[:, None] <= step[None, :]
+            if NORMALIZE:
+                turned += dden[None, :]
+            turned = tl.where(before, turned, 0.0).to(NARROW)
+            dphi_k = tl.dot(x_v, tl.trans(dS.to(NARROW)), input_precision=PRECISION)
+            dphi_k = tl.dot(turned, phi_q, dphi_k, input_precision=PRECISION)
+            if NORMALIZE:
+                dphi_k += dz_sum[None, :]
+            dphi_k *= slope(x_k.to(tl.float32) * root, MAP) * root
+            if LAYOUT == "padded":
+                dphi_k = tl.where(live[:, None], dphi_k, 0.0)
+            store_tile(dk, d_time, token, size, feature, dphi_k, D, BD)
+            turned = tl.dot(phi_k, tl.trans(phi_q), input_precision=PRECISION)  # A transposed
+            turned = tl.where(before, turned, 0.0).to(NARROW)
+            x_dv = tl.dot(phi_k, dS.to(NARROW), input_precision=PRECISION)
+            x_dv = tl.dot(turned, g, x_dv, input_precision=PRECISION)
+            if LAYOUT == "padded":
+                x_dv = tl.where(live[:, None], x_dv, 0.0)
+            store_tile(dv, m_time, token, size, value, x_dv, M, BM)
+
+            # 6. What this chunk asks of the sums before it.
+            dS = tl.dot(tl.trans(phi_q), g, dS, input_precision=PRECISION)
+            if NORMALIZE:
+                dz_sum += tl.sum(phi_q.to(tl.float32) * tl.where(live, dden, 0.0)[:, None], 0)
+
+    if GRADIENT_OUT:
+        if begin == 0:
+            into = row.to(tl.int64) * heads + head
+            store_sums(dkv + into * D * M, feature, value, dS, D, M)
+            if NORMALIZE:
+                tl.store(dz + into * D + feature, dz_sum, mask=feature < D)
