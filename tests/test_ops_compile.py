@@ -185,7 +185,7 @@ def op_arguments(
     pair = dtype != torch.float64
     sums += [torch.zeros_like(x["kv"]) if pair else None, torch.zeros_like(x["z"]) if pair and normalize else None]
     ends = [None if end is None else torch.tensor(end) for end in (lengths, q_lengths, cu_seqlens, None)]
-    options = (feature_map, causal, normalize, 1.0, eps, impl, want_state)
+    options = (feature_map, causal, normalize, 1.0, eps, impl, want_state, True)
     return *tokens, *(sums if state else [None] * 4), *ends, *options
 
 

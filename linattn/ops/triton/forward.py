@@ -1,12 +1,15 @@
 """The forward kernel: outputs of one sequence, or of one segment of it, with the sums in registers.
 
-    A = tril(φq φkᵀ)    out = (A v + φq S) / (A 1 + φq·z)    S += φkᵀ v    z += φkᵀ 1          (equation 5, chunk by chunk)
+    A = tril(φq φkᵀ)    out = (A v + φq S) / (A 1 + φq·z)    S += φkᵀ v    z += φkᵀ 1      (equation 5, chunk by chunk)
 
 Products take tiles in the inputs' precision (bf16; tf32 once or three times for float32 and float16), sums are float32.
 Not causal: S and z are the sums of all keys, made beforehand, and there is nothing within a chunk.
 
-Axes:  [T, D] a tile of queries or keys   [T, M] of values   S [D, M]   z [D]       a program has one head, one block of M
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S [D, M]   z [D]     a program has one head, one block of M
 """
+
+# Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl

@@ -1,8 +1,8 @@
 """How kernels are started: with few microseconds of Python, and without compiling anew for another length.
 
-Triton's own launcher looks at every argument of every call. Here nothing that varies is specialised: integers have fixed
-types, and whether pointers and strides are multiples of 16 bytes is one of the constants. So the constants, the dtypes
-and the device find the compiled kernel, and it is started directly.
+Triton's own launcher looks at every argument of every call. Here nothing that varies is specialised: integers have
+fixed types, and whether pointers and strides are multiples of 16 bytes is one of the constants. So the constants, the
+dtypes and the device find the compiled kernel, and it is started directly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from triton import knobs
 
 INTERPRETED = knobs.runtime.interpret
@@ -34,7 +33,8 @@ def launch(kernel: Any, programs: int, arguments: Sequence[Any], constants: Cons
     device = arguments[0].device.index
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return launch(kernel, programs, arguments, constants, warps)
+            launch(kernel, programs, arguments, constants, warps)
+        return
     dtypes = tuple(x.dtype for x in arguments if isinstance(x, torch.Tensor))
     key = (kernel, constants, warps, dtypes, device)
     compiled = COMPILED.get(key)
@@ -74,4 +74,4 @@ def stand_in(device: torch.device, dtype: torch.dtype = torch.float32) -> torch.
 
 def block(width: int) -> int:
     """The power of two that a tile needs for `width` numbers."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, 1 << (width - 1).bit_length())

@@ -12,6 +12,9 @@ is: below it the GPU returns 0, and a positive map must stay positive.
 Axes:  [T, D] a tile of T tokens and D numbers of each
 """
 
+# Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
+
 import triton
 import triton.language as tl
 

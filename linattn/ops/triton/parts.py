@@ -1,6 +1,6 @@
 """The backward kernels for wide heads, and for sums over all keys: queries first, then keys and values.
 
-    dq_kernel     dφq = dA φk + g S'ᵀ + dden z          forward in time, S running (or all of it, not causal); keeps dden
+    dq_kernel     dφq = dA φk + g S'ᵀ + dden z         forward in time, S running (or all of it, not causal); keeps dden
     dkv_kernel    dφk = dAᵀ φq + v' dSᵀ + dz    dv = Aᵀ g + φk dS      backward in time, dS running (or all of it)
 
     A = tril(φq φkᵀ)    dA = tril(g v'ᵀ + dden 1ᵀ)    g = dout / den         (equations 6 to 8; v' and S' by equation 9)
@@ -8,8 +8,11 @@
 One state is held at a time, where the single sweep of sweep.py holds two. When even one is too much for the registers,
 a program of dq has a block of features and one of dkv either a block of features (for dk) or one of values (for dv).
 
-Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D]      BF features, BV values a block
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D]     BF features, BV values a block
 """
+
+# Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -80,7 +83,7 @@ def dq_kernel(
     row, unit, begin, stop = place(item, T, lengths, rows, SEG, LAYOUT, SPLIT)
     at_row, start, size, real = bounds(row, T, lengths, LAYOUT)
 
-    feature, value, step = tl.arange(0, BD), tl.arange(0, BM), tl.arange(0, BT)
+    value, step = tl.arange(0, BM), tl.arange(0, BT)
     mine = block * BF + tl.arange(0, BF)
     at = at_row.to(tl.int64)
     q_time, k_time = aligned(q_time, ALIGNED), aligned(k_time, ALIGNED)
@@ -99,7 +102,7 @@ def dq_kernel(
     c = tl.zeros([BM], tl.float32)
     if CENTER:
         c = tl.load(center + state * M + value, mask=value < M, other=0.0)
-    S, z, z_all = tl.zeros([BF, BM], tl.float32), tl.zeros([BF], tl.float32), tl.zeros([BD], tl.float32)
+    S, z = tl.zeros([BF, BM], tl.float32), tl.zeros([BF], tl.float32)
     inside = (mine < D)[:, None] & (value < M)[None, :]
     if SPLIT and CAUSAL:
         earlier = begin > 0

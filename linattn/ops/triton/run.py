@@ -162,7 +162,9 @@ def kept(q: Tensor, k: Tensor, v: Tensor, form: Form, batch: Batch) -> Saved:
     saved = call.saved(keep=True)
     if not form.causal:
         return saved._replace(**dict(zip(("kv", "z"), call.totals(call.K), strict=True)))
-    return saved._replace(**dict(zip(("kv", "z"), call.parts(call.keys, call.K), strict=True))) if call.plan.ends else saved
+    if not call.plan.ends:
+        return saved
+    return saved._replace(**dict(zip(("kv", "z"), call.parts(call.keys, call.K), strict=True)))
 
 
 def _causal_backward(call: _Call, do, out, saved: Saved, start, later, grads, wanted: bool):
@@ -324,7 +326,9 @@ def _sums(call: _Call, where: _Geometry, part_kv, part_z, do=None, out=None, sav
     )
 
 
-def _scan(call: _Call, where: _Geometry, heads: int, parts, total_z, start, totals, center, running: bool, reverse: bool) -> None:
+def _scan(
+    call: _Call, where: _Geometry, heads: int, parts, total_z, start, totals, center, running: bool, reverse: bool
+) -> None:
     BD, BM = block(call.D), 8
     units = max(1, 4096 // (BD * BM))
     kv_in, z_in = start or (None, None)

@@ -9,6 +9,9 @@ backward for queries, and leaves the total of each sequence. c is where values a
 Axes:  [T, D] a tile of keys or queries   [T, M] of values or output gradients   [U, D, M] the sums of U units
 """
 
+# Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
+
 import triton
 import triton.language as tl
 
@@ -61,7 +64,7 @@ def sums(
     pid = tl.program_id(0)
     block, head, item = pid % BLOCKS, pid // BLOCKS % heads, pid // BLOCKS // heads
     row, unit, begin, stop = place(item, T, lengths, rows, SEG, LAYOUT, True)
-    at_row, start, size, real = bounds(row, T, lengths, LAYOUT)
+    at_row, start, _, real = bounds(row, T, lengths, LAYOUT)
 
     feature, value = tl.arange(0, BD), block * BM + tl.arange(0, BM)
     step = tl.arange(0, BT)

@@ -1,7 +1,7 @@
 """The backward kernel for narrow heads: all three gradients in one walk from the last token to the first.
 
-    A = tril(φq φkᵀ)    dA = tril(g v'ᵀ + dden 1ᵀ)    g = dout / den    dden = −(Σ_j A dA + φq·(g S'ᵀ)) / den      (6, 7)
-    dφq = dA φk + g S'ᵀ + dden z    dφk = dAᵀ φq + v' dSᵀ + dz    dv = Aᵀ g + φk dS    dS += φqᵀ g    dz += φqᵀ dden    (8)
+    A = tril(φq φkᵀ)    dA = tril(g v'ᵀ + dden 1ᵀ)    g = dout / den    dden = −(Σ_j A dA + φq·(g S'ᵀ)) / den     (6, 7)
+    dφq = dA φk + g S'ᵀ + dden z    dφk = dAᵀ φq + v' dSᵀ + dz    dv = Aᵀ g + φk dS    dS += φqᵀ g    dz += φqᵀ dden (8)
 
 The sums S, z before a chunk are needed with those after it already known, so the state is run backwards: S −= φkᵀ v. It
 starts anew from what the forward pass kept at the end of each segment (in a short sequence from its own sums, made in a
@@ -12,11 +12,24 @@ dA: Triton 3.4 to 3.7 gives wrong results for those on Hopper.
 Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D]
 """
 
+# Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
+
 import triton
 import triton.language as tl
 
 from linattn.ops.triton.maps import mapped, slope
-from linattn.ops.triton.tiles import VARYING, aligned, bounds, divisor, load_sums, load_tile, place, store_sums, store_tile
+from linattn.ops.triton.tiles import (
+    VARYING,
+    aligned,
+    bounds,
+    divisor,
+    load_sums,
+    load_tile,
+    place,
+    store_sums,
+    store_tile,
+)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -122,7 +135,7 @@ def sweep(
                 dz_sum = tl.load(later_z + after * D + feature, mask=feature < D, other=0.0)
 
     segments = tl.cdiv(stop - begin, SEG)
-    for number in range(0, segments):
+    for number in range(segments):
         first = begin + (segments - 1 - number) * SEG
         last = tl.minimum(first + SEG, stop)
         # 2. The sums at the end of the segment.

@@ -1,7 +1,7 @@
 """Which tile sizes, warps and pipeline stages each kernel is started with: data, read once (launch_table.json).
 
-`benchmarks/tune.py` writes the file, with the machine that it was measured on. A GPU that it does not know takes the same
-rows: they are a sensible default, and nothing is tuned while a program runs.
+`benchmarks/tune.py` writes the file, with the machine that it was measured on. A GPU that it does not know takes the
+same rows: they are a sensible default, and nothing is tuned while a program runs.
 """
 
 from __future__ import annotations
@@ -49,4 +49,4 @@ def filling(direction: str, size: int) -> Filling:
 
 @functools.cache
 def _table() -> dict:
-    return json.loads(resources.files(__package__).joinpath("launch_table.json").read_text())
+    return json.loads(resources.files("linattn.ops.triton").joinpath("launch_table.json").read_text())

@@ -4,12 +4,15 @@ A sequence is a row of the batch, or one of several packed into a single row. It
 a *unit* is one segment of one sequence. Units are numbered without knowing any length on the host:
 
     padded    unit = row · (segments of T) + segment
-    packed    unit = ⌊start_row / SEG⌋ + row + segment        (gaps are allowed: ⌈length / SEG⌉ units fit before the next)
+    packed    unit = ⌊start_row / SEG⌋ + row + segment       (gaps allowed: ⌈length / SEG⌉ units fit before the next)
 
 Lengths and cuts are clamped, so that values which nobody checked cannot lead out of the tensors.
 
 Axes:  [T, W] a tile of T tokens and W numbers of each
 """
+
+# Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -62,7 +65,7 @@ def row_of(unit, T, lengths, rows, SEG, LAYOUT: tl.constexpr):
 
 @triton.jit
 def place(pid, T, lengths, rows, SEG, LAYOUT: tl.constexpr, SPLIT: tl.constexpr):
-    """What a program works on: (row, its first unit, first token, end). Not SPLIT: all of a row; else one unit of it."""
+    """What a program works on: (row, its first unit, first token, end). SPLIT: one unit of a row; else all of it."""
     if SPLIT:
         row = row_of(pid, T, lengths, rows, SEG, LAYOUT)
         unit = first_unit(row, T, lengths, SEG, LAYOUT)
