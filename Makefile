@@ -50,7 +50,7 @@ bench: $(READY)    ## measure this machine
 
 clean:    ## forget everything that can be made again
 	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .hypothesis
-	find linattn tests \( -name __pycache__ -o -name '*.so' \) -prune -exec rm -rf {} +
+	find linattn tests \( -name __pycache__ -o -name '_native.*' \) -prune -exec rm -rf {} +
 
 # A set-up that was interrupted may have left half a package that pip takes for a whole one, so it starts over.
 # --no-compile: Python compiles what is imported when it is imported; all of it beforehand costs half the set-up.

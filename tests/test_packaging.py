@@ -14,6 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PURE = "py3-none-any"
+SOURCE = """
+#include <math.h>
+extern "C" __attribute__((visibility("default"))) double twice_root(double x) { return 2 * sqrt(x); }
+"""
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def build(project: Path, **environment: str) -> tuple[str, zipfile.ZipFile, str]
 
 def write_source(project: Path, text: str) -> None:
     (project / "csrc").mkdir()
-    (project / "csrc" / "twice.c").write_text(text)
+    (project / "csrc" / "twice.cpp").write_text(text)
 
 
 def test_without_sources_the_wheel_is_for_everyone(project):
@@ -49,7 +53,7 @@ def test_without_sources_the_wheel_is_for_everyone(project):
 
 
 def test_the_library_is_built_and_shipped(project, tmp_path):
-    write_source(project, "#include <math.h>\ndouble twice_root(double x) { return 2 * sqrt(x); }\n")
+    write_source(project, SOURCE)
     tag, wheel, _ = build(project)
     assert tag.startswith("py3-none-") and tag != PURE
     library = ctypes.CDLL(wheel.extract("linattn/ops/_native.so", tmp_path / "installed"))
@@ -61,7 +65,7 @@ def test_the_library_is_built_and_shipped(project, tmp_path):
 def test_an_install_never_fails_for_the_compiler(project, trouble):
     write_source(project, "int f(void) { return 1; }\n" if trouble == "no compiler" else "#error not today\n")
     (project / "linattn" / "ops" / "_native.so").write_text("left by an older build")
-    tag, wheel, said = build(project, **({"CC": "no-such-compiler"} if trouble == "no compiler" else {}))
+    tag, wheel, said = build(project, **({"CXX": "no-such-compiler"} if trouble == "no compiler" else {}))
     assert tag == PURE
     assert "linattn/ops/_native.so" not in wheel.namelist()
     assert ("no-such-compiler" if trouble == "no compiler" else "not today") in said

@@ -1,0 +1,16 @@
+// The table of one instruction set.
+#include "dispatch.h"
+#include "kernels.h"
+#include "simd.h"
+
+#define LINATTN_NAME_OF(x) #x
+#define LINATTN_NAME(x) LINATTN_NAME_OF(x)
+
+namespace linattn {
+namespace LINATTN_ISA {
+
+extern const Kernels table;
+const Kernels table = {LINATTN_NAME(LINATTN_ISA), LANES, feature_map};
+
+}  // namespace LINATTN_ISA
+}  // namespace linattn
