@@ -127,6 +127,13 @@ def test_every_rival_computes_its_attention_and_its_gradients(rival):
     torch.testing.assert_close(slope, (value[0] - value[1]) / 2e-5, rtol=1e-7, atol=1e-7)
 
 
+def test_interpreted_kernels_are_no_rival_on_the_cpu(monkeypatch):
+    everything = dict.fromkeys(("chunked", "quadratic", "triton"), (True, "can run"))
+    monkeypatch.setattr(operator, "backends", lambda: everything)
+    names = {device: [rival.name for rival in operator.rivals(device)] for device in ("cpu", "cuda")}
+    assert names == {"cpu": ["chunked", "quadratic", "sdpa"], "cuda": ["chunked", "quadratic", "triton", "sdpa"]}
+
+
 def test_the_table_is_complete():
     rows = list(operator.measure_table(TINY, "cpu", torch.float32))
     expected = [(width, mode, tokens) for width in TINY.widths for mode in MODES for tokens in TINY.tokens]
@@ -160,7 +167,7 @@ def calls(monkeypatch):
         return Rival(name, lambda q, k, v: called.append(name) or q, **options)
 
     made = [rival(OURS), rival("quadratic", power=2, tables=(1, 1)), rival("sdpa", power=2)]
-    monkeypatch.setattr(operator, "rivals", lambda: made)
+    monkeypatch.setattr(operator, "rivals", lambda device: made)
     return called
 
 

@@ -79,7 +79,7 @@ def main(
 
 def measure(report: Report, settings: Settings, device: str, dtype: torch.dtype) -> None:
     """Both tables, printed and kept line by line."""
-    names = [rival.name for rival in operator.rivals()]
+    names = [rival.name for rival in operator.rivals(device)]
     total = len(settings.widths) * len(operator.MODES) * len(settings.tokens)
     for row in progress(operator.measure_table(settings, device, dtype), f"{device}, table", total):
         if starts_block(row, report.table):

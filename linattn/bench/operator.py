@@ -82,9 +82,11 @@ class Size:
         return Row(self.device, dtype, self.batch, self.heads, self.width, self.mode, self.tokens, cells)
 
 
-def rivals() -> list[Rival]:
-    """All that can run here: ours first, softmax last."""
-    available = [name for name, (can_run, _) in backends().items() if can_run]
+def rivals(device: str = "cpu") -> list[Rival]:
+    """All that can run on that device: ours first, softmax last."""
+    here = {name: can_run for name, (can_run, _) in backends().items()}
+    here["triton"] &= device == "cuda"  # its interpreter runs on the CPU, for tests
+    available = [name for name, can_run in here.items() if can_run]
     ours = [implementation(name) for name in sorted(available, key=lambda name: name != OURS)]
     return [*ours, Rival(SOFTMAX, _softmax, power=2, heads_first=True)]
 
@@ -114,7 +116,7 @@ def measure_table(settings: Settings, device: str, dtype: torch.dtype) -> Iterat
 
 def measure_row(size: Size, before: Row | None, settings: Settings) -> Row:
     """One size: a race among those for whom it is not too much, and the others extrapolated from the row before."""
-    entered = [rival for rival in rivals() if rival.most_tokens is None or size.tokens <= rival.most_tokens]
+    entered = [rival for rival in rivals(size.device) if rival.most_tokens is None or size.tokens <= rival.most_tokens]
     room = MEMORY_SHARE * available_memory(size.device)
     guesses = {rival.name: extrapolate(rival, before, size.tokens) for rival in entered}
 
@@ -199,7 +201,7 @@ def bytes_needed(rival: Rival, size: Size) -> int:
 
 def _warm_up(size: Size) -> None:
     """Threads and libraries are started before anything is measured: they would count as memory of the first rival."""
-    for rival in rivals():
+    for rival in rivals(size.device):
         prepare(rival, make_operands(size, rival.heads_first), size.mode)()
 
 
