@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -214,7 +214,8 @@ def add_exactly(high: Tensor, low: Tensor | None, x: Tensor) -> tuple[Tensor, Te
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write next to `path` and rename: a reader sees the old file or the new one, never half of it."""
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask, as any new file
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -222,7 +223,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

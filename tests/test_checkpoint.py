@@ -210,6 +210,22 @@ def test_nothing_to_resume(tmp_path):
         train(None, tmp_path, resume=True, quiet=True)
 
 
+def test_a_run_that_never_began_leaves_no_folder(tmp_path, monkeypatch):
+    """A wrong field that only the model or the data can know, `position=spiral`; what was there before stays."""
+    monkeypatch.chdir(tmp_path)
+    wrong = tiny(changes={"position": "spiral"})
+    with pytest.raises(ValueError, match="unknown position 'spiral'"):
+        train(wrong, quiet=True)
+    assert not list(tmp_path.glob("runs/*"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "notes").write_text("mine")
+    for folder in ("mine", "begun"):
+        with pytest.raises(ValueError, match="unknown position 'spiral'"):
+            train(wrong, tmp_path / folder, quiet=True)
+    assert (tmp_path / "mine").is_dir() and (tmp_path / "begun" / "notes").is_file()
+
+
 def test_a_file_in_the_way(tmp_path):
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(ValueError, match="is a file: a run needs a folder"):
@@ -223,7 +239,7 @@ def test_a_read_only_folder(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr("linattn.train.run_folder.write_atomically", refuse)
     with pytest.raises(ValueError, match=r"cannot write .*run.json: Permission denied. Nothing was overwritten"):
         train(TINY, tmp_path / "run", quiet=True)
 

@@ -186,6 +186,13 @@ def test_nothing_is_left_of_a_failed_save(tmp_path, monkeypatch):
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
+def test_others_may_read_what_they_may_read_of_any_file(tmp_path):
+    """Temporary files of Python's are their owner's alone, and so were the models that had been written to them."""
+    (tmp_path / "plain").write_text("")
+    save(language(), tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_configs_that_do_not_describe_a_model(unchecked):
     good = to_json(language().config)
     layer = good["layer"]

@@ -119,6 +119,14 @@ def test_runs_survive_json():
         run_from_json({"preset": "digits", "data": "digits", "steps": 1, "learning_rate": 1.0}, "a file")
 
 
+def test_a_name_means_the_experiment_whatever_lies_around(tmp_path, monkeypatch):
+    """`linattn train digits` once took a folder `digits` in the current one for the run, and its old fields."""
+    monkeypatch.chdir(tmp_path)
+    expected = load_run("digits")
+    train(TINY, tmp_path / "digits", quiet=True)
+    assert load_run("digits") == expected != load_run("./digits") == TINY
+
+
 def test_runs_come_from_names_files_and_folders(tmp_path):
     assert load_run("digits").name == "digits"
     path = tmp_path / "mine.py"
@@ -130,6 +138,9 @@ def test_runs_come_from_names_files_and_folders(tmp_path):
         ValueError, match=r"no run 'nothing': .* nor one of cifar10, copy_task, digits, folder, mnist, te"
     ):
         load_run("nothing")
+    for wrong in (tmp_path, tmp_path / "nothing.txt"):
+        with pytest.raises(ValueError, match="neither a Python file, nor the folder of a run"):
+            load_run(wrong)
     path.write_text("RUN = 3\n")
     with pytest.raises(ValueError, match=r"mine.py defines no run: .* and RUN is a int"):
         load_run(path)

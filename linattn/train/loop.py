@@ -27,7 +27,7 @@ import torch
 from linattn.models import Config
 from linattn.train import checkpoint
 from linattn.train.config import CHANGEABLE, Run
-from linattn.train.run_folder import alone, begin, new_folder, read_run, write_run
+from linattn.train.run_folder import alone, begin, new_folder, read_run, remove_unbegun, write_run
 from linattn.train.trainer import Sample, Trainer
 
 
@@ -57,6 +57,7 @@ def train(
     Ctrl-C does not wait. Torch's random state and threads are left as they were.
     """
     folder = None if folder is None else Path(folder).expanduser()
+    made = False
     if resume:
         if folder is None:
             raise ValueError("which run is to be resumed? Give its folder")
@@ -67,11 +68,17 @@ def train(
         if run is None:
             raise ValueError("what is to be trained? Give a run, or the folder of one with resume=True")
         config = None
+        made = folder is None or not folder.exists()
         if folder is None:
             folder = new_folder(Path("runs"), run.name or run.preset)
         begin(folder)
-    with alone(folder), _own_randomness(run):
-        return _train(run, config, folder, sample, quiet)
+    try:
+        with alone(folder), _own_randomness(run):
+            return _train(run, config, folder, sample, quiet)
+    except BaseException:
+        if made:
+            remove_unbegun(folder)
+        raise
 
 
 def _train(run: Run, config: Config | None, folder: Path, sample: Sample | None, quiet: bool) -> Result:

@@ -19,7 +19,7 @@ import json
 import os
 import runpy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,16 @@ RUN_FILE, LOCK = "run.json", ".lock"
 
 
 def load_run(name: str | Path) -> Run:
-    """The RUN of a Python file, or of the file of that name in linattn/experiments."""
-    path = Path(name).expanduser()
+    """The RUN of a Python file, of the file of that name in linattn/experiments, or of a run's folder.
+
+    A name of an experiment means that one, whatever folders lie around: ./digits is a folder.
+    """
+    path = EXPERIMENTS / f"{name}.py"
+    if os.sep in str(name) or not path.is_file():
+        path = Path(name).expanduser()
     if (path / RUN_FILE).is_file():
         return read_run(path)[0]
-    if path.suffix != ".py":
-        path = EXPERIMENTS / f"{name}.py"
-    if not path.is_file():
+    if not path.is_file() or path.suffix != ".py":
         known = ", ".join(sorted(file.stem for file in EXPERIMENTS.glob("[!_]*.py")))
         raise ValueError(
             f"no run {str(name)!r}: it is neither a Python file, nor the folder of a run, nor one of {known}"
@@ -87,6 +90,15 @@ def begin(folder: Path) -> None:
         raise ValueError(f"{folder} holds a run already: resume it, or choose another folder")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def remove_unbegun(folder: Path) -> None:
+    """Take away the folder of a run that failed before it began, as one with a mistyped field does."""
+    if any(path.name != LOCK for path in folder.glob("*")):
+        return
+    with suppress(OSError):  # what cannot be taken away stays
+        (folder / LOCK).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def write_run(folder: Path, run: Run, config: Config) -> None:
