@@ -18,7 +18,13 @@ PRESETS: dict[str, Config] = {
     # CIFAR-10 as in the paper: 3,072 bytes, 16 such layers.
     "cifar10": ImageConfig((32, 32, 3), PAPER_IMAGE, depth=16),
     # 8 × 8 digits of 17 grey levels: small enough to train on a laptop in two minutes.
-    "digits": ImageConfig((8, 8, 1), Layer(width=96, num_heads=3), depth=3, head="categorical"),
+    "digits": ImageConfig(
+        (8, 8, 1),
+        Layer(width=96, num_heads=3, norm_first=True, activation="gelu", dropout=0.2),
+        depth=3,
+        head="categorical",
+        position="row_column_channel",
+    ),
     # Phoneme recognition as in the paper: 9 layers, 6 heads of 32, feed-forward 768; 39 phonemes.
     "speech": SpeechConfig(Layer(width=192, num_heads=6, causal=False, dropout=0.1), depth=9, num_labels=39),
     # The copy task as in the paper: 10 symbols and a separator.

@@ -103,7 +103,7 @@ class LearnedPosition(Position):
     def __init__(self, width: int, *, max_length: int) -> None:
         super().__init__(width)
         self.max_length = check_count("max_length", max_length)
-        self.table = learned_table(self.max_length, self.width)
+        self.table = learned_table(self.max_length, self.width, std=0.02)
 
     def place(self, x: Tensor, positions: Tensor) -> Tensor:
         way_out = f"make it with a max_length of more than {self.max_length}, or take 'sine_add', which has no end"
@@ -117,7 +117,8 @@ class LearnedPosition(Position):
 class RowColumnChannel(Position):
     """x + row[r] + column[c] + channel[h] for an image in raster order: position = (r · columns + c) · channels + h.
 
-    Three learned tables, at first N(0, 0.02²).
+    Three learned tables, at first N(0, 0.5²): nearly as loud as value embeddings are, which are N(0, 1). With 0.02 it
+    takes hundreds of steps until places are heard (digits after 400: 2.19 bits/dim, with 0.5 2.04).
     """
 
     name = "row_column_channel"
@@ -127,7 +128,8 @@ class RowColumnChannel(Position):
         self.rows = check_count("rows", rows)
         self.columns = check_count("columns", columns)
         self.channels = check_count("channels", channels)
-        self.row, self.column, self.channel = (learned_table(n, self.width) for n in (rows, columns, channels))
+        sizes = (self.rows, self.columns, self.channels)
+        self.row, self.column, self.channel = (learned_table(size, self.width, std=0.5) for size in sizes)
 
     def place(self, x: Tensor, positions: Tensor) -> Tensor:
         size = self.rows * self.columns * self.channels
@@ -204,9 +206,9 @@ def angles(positions: Int[Tensor, "*P"], width: int, base: float) -> Float[Tenso
     return positions.double().unsqueeze(-1) * base ** (-i / width)
 
 
-def learned_table(length: int, width: int) -> nn.Embedding:
+def learned_table(length: int, width: int, *, std: float) -> nn.Embedding:
     table = nn.Embedding(length, width)
-    nn.init.normal_(table.weight, std=0.02)
+    nn.init.normal_(table.weight, std=std)
     return table
 
 
