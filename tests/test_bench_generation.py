@@ -211,6 +211,18 @@ def test_an_interrupted_run_keeps_what_was_measured(tmp_path, monkeypatch):
     assert kept["interrupted"] and [line["batch"] for line in kept["lines"]] == [1, 4]
 
 
+def test_one_preset_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(generation_command, "QUICK", dataclasses.replace(TINY, presets=("mnist", "cifar10")))
+    measured = []
+    monkeypatch.setattr(generation, "measure", lambda settings, device: measured.append(settings.presets) or [])
+    assert invoke("--quick", "--preset", "cifar10", "--device", "cpu", "--out", tmp_path).exit_code == 0
+    assert invoke("--quick", "--device", "cpu", "--out", tmp_path).exit_code == 0
+    assert measured == [("cifar10",), ("mnist", "cifar10")]
+    assert sorted(path.stem.partition("generation")[2] for path in tmp_path.iterdir()) == ["-cifar10-quick", "-quick"]
+    run = invoke("--quick", "--preset", "digits")
+    assert run.exit_code == 2 and "'mnist', 'cifar10'" in run.output
+
+
 def test_a_wrong_device_is_told_the_right_ones():
     run = invoke("--quick", "--device", "tpu")
     assert run.exit_code == 2 and "tpu" in run.output and "'cpu'" in run.output

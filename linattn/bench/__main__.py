@@ -54,7 +54,7 @@ def main(
     million tokens. Then the claims, each with PASS or MISS.
 
     About ten minutes on two cores; leave the machine alone meanwhile. Ctrl-C keeps what was measured. The numbers go to
-    benchmarks/results/ in a checkout, to the current folder elsewhere: <date>-<machine>-operator.json.
+    benchmarks/results/ in a checkout, to the current folder elsewhere: DATE-MACHINE-operator.json.
     """
     if threads:
         torch.set_num_threads(threads)

@@ -22,6 +22,7 @@ def generate(
     quick: Annotated[
         bool, typer.Option("--quick", help="Under a minute: few places and batches, most extrapolated.")
     ] = False,
+    preset: Annotated[str, typer.Option(help="mnist, cifar10, or all.")] = "all",
     device: Annotated[str, typer.Option(help="cpu, cuda, or all: the CPU, and a GPU where one is found.")] = "all",
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's choice.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A .json file or a folder, instead of the usual place.")] = None,
@@ -33,11 +34,12 @@ def generate(
     and integrated. Beside it stands what the paper measured. On a GPU steps are CUDA graphs, the rivals' too.
 
     About five minutes on two cores; leave the machine alone meanwhile. Ctrl-C keeps what was measured. The numbers go
-    to benchmarks/results/ in a checkout, to the current folder elsewhere: <date>-<machine>-generation.json.
+    to benchmarks/results/ in a checkout, to the current folder elsewhere: DATE-MACHINE-generation.json.
     """
     if threads:
         torch.set_num_threads(threads)
     settings, about = QUICK if quick else Settings(), environment()
+    settings = dataclasses.replace(settings, presets=chosen(preset, settings.presets))
     print(heading(about))
     lines: list[Line] = []
     interrupted = False
@@ -48,13 +50,24 @@ def generate(
         interrupted = True
         print("\ninterrupted: what was measured until now is kept")
     print(f"\n{NOTE}")
-    what = "generation" + ("-quick" if quick else "") + ("-partial" if interrupted else "")
+    what = (
+        "generation"
+        + ("" if preset == "all" else f"-{preset}")
+        + ("-quick" if quick else "")
+        + ("-partial" if interrupted else "")
+    )
     plain = json.loads(json.dumps(dataclasses.asdict(settings)))
     data: dict[str, Any] = {"what": what, "environment": about, "settings": plain, "interrupted": interrupted}
     data["lines"] = [line.to_json() for line in lines]
     print(f"written: {save_json(data, what, out)}")
     if interrupted:
         raise typer.Exit(130)
+
+
+def chosen(preset: str, presets: tuple[str, ...]) -> tuple[str, ...]:
+    if preset != "all" and preset not in presets:
+        raise typer.BadParameter(f"no preset {preset!r} here: choose 'all' or one of {', '.join(map(repr, presets))}")
+    return presets if preset == "all" else (preset,)
 
 
 def _print_and_keep(settings: Settings, device: str, lines: list[Line]) -> None:
