@@ -1,16 +1,19 @@
 """The command line as a user meets it: what it writes, what it says, and how it exits."""
 
 import json
+import math
+import subprocess
+import sys
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from linattn.cli import main as cli
-from linattn.cli.show import grid, write_png
-from linattn.models import ImageModel, build, preset, save
+from linattn.cli.show import page
+from linattn.models import ImageModel, LanguageModel, build, load, preset, save
 from linattn.train.data import load as load_data
+from linattn.train.sheets import sheet
 
 
 def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
@@ -42,6 +45,10 @@ def digits(tmp_path) -> str:
     return str(tmp_path / "digits.safetensors")
 
 
+def draw(*shape):
+    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
 TINY = ("width=8", "num_heads=2", "depth=1", "batch=4", "eval_examples=4")
 
 
@@ -53,9 +60,41 @@ def test_train_generate_eval_info(linattn, tmp_path):
     found = json.loads(said.splitlines()[-1])
     assert code == 0 and found["examples"] == 3 and 0 < found["bits"] < 12
     code, said, _ = linattn("info", "run")
-    assert code == 0 and "whatever its length" in said and '"steps": 2' in said
+    assert code == 0 and "whatever its length" in said and "2 steps of 4 examples" in said and "bits on dev" in said
+    code, said, _ = linattn("info", "run", "--json")
+    assert code == 0 and json.loads(said)["training"]["run"]["steps"] == 2
     code, said, _ = linattn("train", "run", "steps=3", "--resume")
     assert code == 0 and len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) >= 2
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_a_text_is_evaluated_as_it_was_trained(linattn, tmp_path, stateful):
+    """In windows as long, or with stateful=true as one stream; another window is asked for."""
+    (tmp_path / "notes").write_bytes(bytes(i * i % 251 for i in range(4000)))
+    words = ("train", "text", "data=notes", "steps=1", "window=8", *TINY, f"stateful={stateful}", "--folder", "run")
+    assert linattn(*words)[0] == 0
+    bits = {}
+    for window in (8, 16):
+        asked = () if window == 8 else ("--window", "16")
+        code, said, _ = linattn("eval", "run", "--batch", "5", *asked)
+        assert code == 0
+        bits[window] = json.loads(said.splitlines()[-1])["bits"]
+        model, text = load("run"), load_data("notes", split="test").data[None].long()
+        assert isinstance(model, LanguageModel)
+        pieces = [*text.unfold(1, window + 1, window)[0].split(1), text[:, 199 // window * window :]]
+        with torch.no_grad():
+            whole = torch.cat([model.nats(some)[0] for some in ([text] if stateful else pieces)], 1)
+        assert bits[window] == pytest.approx(float(whole.double().mean()) / math.log(2), rel=1e-5)
+    assert (bits[8] == pytest.approx(bits[16], rel=1e-6)) == stateful
+
+
+def test_all_fields_are_shown_as_they_are_set(linattn):
+    code, said, _ = linattn("train", "text", "attention=softmax", "stateful=false", "--show")
+    shown = dict(line.strip().split("=", 1) for line in said.splitlines() if "=" in line)
+    assert code == 0 and shown["attention"] == "softmax" and shown["betas"] == "0.9,0.95" and shown["minutes"] == "none"
+    keys = [f"{name}={value}" for name, value in shown.items() if name not in ("preset", "name")]
+    assert dict(line.strip().split("=", 1) for line in linattn("train", "text", *keys, "--show")[1].splitlines()
+                if "=" in line) == shown  # fmt: skip
 
 
 def test_a_seed_makes_the_same_picture(linattn, digits, tmp_path):
@@ -65,17 +104,18 @@ def test_a_seed_makes_the_same_picture(linattn, digits, tmp_path):
     assert a == b != c
 
 
-def test_a_completion_keeps_the_top(linattn, digits, tmp_path):
+def test_a_completion_keeps_the_top(linattn, digits, monkeypatch):
+    shown = []
+    monkeypatch.setattr("linattn.cli.making.show_sheet", lambda images, path: shown.append(images))
     code, _, _ = linattn("complete", digits, "--data", "digits", "--index", "3", "--rows", "5", "--count", "2")
+    (images,) = shown
     assert code == 0
-    with Image.open(tmp_path / "out/completed.png") as picture:
-        size = 2 * 9 + 1  # four images of 8 pixels in two columns, lines around them
-        sheet = torch.tensor(np.array(picture.convert("L").resize((size, size), Image.Resampling.NEAREST)))
-    whole = load_data("digits", split="test").data[3, :, :, 0]
-    assert torch.equal(sheet[1:9, 1:9], whole)
-    for y, x in ((1, 10), (10, 1), (10, 10)):
-        assert torch.equal(sheet[y : y + 5, x : x + 8], whole[:5])
-    assert not sheet[6:9, 10:18].any()  # of the second picture only the top is given
+    whole = load_data("digits", split="test").data[3]
+    assert len(images) == 4 and torch.equal(images[0], whole)
+    for image in images[1:]:
+        assert torch.equal(image[:5], whole[:5])
+    assert not images[1, 5:].any()  # of the second picture only the top is given
+    assert images[2, 5:].any()
 
 
 def test_a_picture_file_is_completed(linattn, digits, tmp_path):
@@ -119,18 +159,30 @@ def test_ctrl_c_is_130(linattn, monkeypatch, digits):
     assert linattn("generate", digits)[0] == 130
 
 
+def test_a_reader_that_leaves_hears_no_complaint(tmp_path):
+    """As `linattn generate … | head -c 20` does."""
+    save(build(preset("text", width=8, num_heads=2, depth=1)), tmp_path / "text.safetensors")
+    words = [sys.executable, "-m", "linattn.cli.main", "generate", "text.safetensors", "--length", "100000"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr and process.stdout.read(20)
+        process.stdout.close()
+        said = process.stderr.read().decode()
+    assert process.returncode == 1 and said == ""
+
+
 @pytest.mark.parametrize("command", ["train", "generate", "complete", "eval", "info"])
 def test_help_teaches_by_example(linattn, command):
     code, said, _ = linattn(command, "--help")
-    assert code == 0 and f"linattn {command} runs/" in said.replace("  ", " ")
+    lines = [line.strip() for line in said.splitlines()]
+    examples = [line for line in lines if line.startswith(f"linattn {command} ")]
+    assert code == 0 and any(f"linattn {command} runs/" in line for line in examples)
+    assert all(line.count("linattn") == 1 for line in examples)  # one a line, not run together as a paragraph
 
 
-def test_a_sheet_holds_every_image(tmp_path):
-    images = torch.arange(5 * 2 * 3, dtype=torch.uint8).view(5, 2, 3, 1)
-    sheet = grid(images, columns=2)
-    assert sheet.shape == (3 * 3 + 1, 2 * 4 + 1, 1)
-    for i in range(5):
-        y, x = 1 + (i // 2) * 3, 1 + (i % 2) * 4
-        assert torch.equal(sheet[y : y + 2, x : x + 3], images[i])
-    with Image.open(write_png(sheet, tmp_path / "deep/er/sheet.png")) as picture:
-        assert min(picture.size) >= 300
+def test_a_page_of_a_terminal():
+    """As large as it fits; where not all images do, the first that do, pixel by pixel."""
+    images = draw(6, 8, 8, 1)
+    assert page(images, 60, 40).equal(sheet(images, scale=2)) and page(images, 400, 200).equal(sheet(images, scale=4))
+    few = page(images, 20, 9)
+    assert few.shape == (19 - 9, 19, 1) and few.equal(sheet(images[:2], columns=2, scale=1, smooth=False))
+    assert page(images, 3, 1).shape == (10, 10, 1)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from linattn.cli.sampling import load_model
 from linattn.cli.show import console, say
-from linattn.models import ImageModel, SpeechModel
+from linattn.models import ImageModel, Model, SpeechModel
 from linattn.models.files import find, record_of, to_json
 from linattn.train import evaluate as run_evaluation
 from linattn.train import training_data
+from linattn.train.metrics import clock
 
 Weights = Annotated[str, typer.Argument(help="A run's folder, a weights file, or the name of a shipped model.")]
 
@@ -24,21 +27,27 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
     examples: Annotated[int | None, typer.Option(help="Only the first so many; default: all.")] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Of a text: bytes that are predicted in a row. Default: as it was trained.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Examples at a time.")] = 64,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Bits per value on held-out data, exactly.
 
+    Images are reported as in the paper, the mean over values 2 … L given the first, and beside it over all L. A text is
+    read in windows of the length that the model was trained with; one that was trained with stateful=true reads it as
+    one stream. The last line is JSON.
+
         linattn eval runs/digits-1
         linattn eval runs/text-1 --data notes.txt --split dev
-
-    Images are reported as in the paper, the mean over values 2 … L given the first, and beside it over all L.
     """
     model = load_model(weights, device)
     if isinstance(model, SpeechModel):
         raise ValueError(f"{weights} is a speech model: this version evaluates images and text")
-    dataset = training_data(record_of(weights), split, data)
-    found = run_evaluation(model, dataset, batch=batch, examples=examples)
+    record = record_of(weights)
+    dataset = training_data(record, split, data)
+    found = run_evaluation(model, dataset, batch=batch, examples=examples, **_reading(record, window, dataset.kind))
     unit = "bits/dim" if isinstance(model, ImageModel) else "bits/value"
     say(f"{dataset.name} {split}, {found['examples']:,} examples: {found['bits']:.4f} {unit}")
     if "bits_all" in found:
@@ -46,30 +55,69 @@ def evaluate(
     print(json.dumps({"weights": str(find(weights)), "data": dataset.name, "split": split} | found))
 
 
-def info(weights: Weights) -> None:
-    """What a checkpoint is: its sizes, its attention and map, what a sequence's state costs, and how it was trained.
+def _reading(record: dict[str, Any], window: int | None, kind: str) -> dict[str, Any]:
+    """How a text is read: as in training, but for a window that was asked for."""
+    if kind != "text":
+        if window is not None:
+            raise ValueError(f"--window is of texts, this data is {kind}: leave it out")
+        return {}
+    run = record.get("run", {})
+    return {"window": run.get("window") if window is None else window, "carry": run.get("stateful", False)}
 
-    linattn info runs/digits-1
+
+def info(
+    weights: Weights,
+    as_json: Annotated[bool, typer.Option("--json", help="All of it: the whole config and record.")] = False,
+) -> None:
+    """What a checkpoint is, and how it was trained.
+
+    Its sizes, its attention and feature map, the bytes of a sequence's state, the data, the steps, the machine.
+
+        linattn info runs/digits-1
+        linattn info runs/digits-1 --json
+
+    The second prints the whole config and record, to be read by programs.
     """
-    model = load_model(weights, "cpu")
-    layer = model.config.layer
-    state = model.empty_state(1)
-    rows = [
-        ("file", str(find(weights))),
-        ("model", type(model).__name__),
-        ("parameters", f"{model.num_parameters:,}"),
-        ("layers", f"{model.config.depth} of width {layer.width}, {layer.num_heads} heads of {layer.key_width}"),
-        ("attention", layer.attention + (f", map {layer.feature_map}" if layer.attention == "linear" else "")),
-    ]
-    if layer.attention == "linear":
-        rows.append(("state of a sequence", f"{state.nbytes:,} bytes, whatever its length"))
-    else:
-        grown = model.empty_state(1, capacity=1024).nbytes - model.empty_state(1, capacity=512).nbytes
-        rows.append(("state of a sequence", f"{grown // 512:,} bytes for each token"))
+    model, record = load_model(weights, "cpu"), record_of(weights)
+    if as_json:
+        console.print_json(json.dumps({"config": to_json(model.config), "training": record}))
+        return
+    rows = [("file", str(find(weights))), *_sizes(model), *_training(record)]
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
-        console.print(f"[bold]{name:<{width}}[/bold]  {text}", highlight=False, soft_wrap=True)
-    console.print_json(json.dumps({"config": to_json(model.config), "training": record_of(weights)}))
+        console.print(Text.assemble((f"{name:<{width}}", "bold"), f"  {text}"), soft_wrap=True)
+
+
+def _sizes(model: Model) -> list[tuple[str, str]]:
+    """What the model is made of."""
+    layer = model.config.layer
+    if layer.attention == "linear":
+        state = f"{model.empty_state(1).nbytes:,} bytes, whatever its length"
+    else:
+        grown = model.empty_state(1, capacity=1024).nbytes - model.empty_state(1, capacity=512).nbytes
+        state = f"{grown // 512:,} bytes for each token"
+    return [
+        ("model", f"{type(model).__name__}, {model.num_parameters:,} parameters"),
+        ("layers", f"{model.config.depth} of width {layer.width}, {layer.num_heads} heads of {layer.key_width}"),
+        ("attention", layer.attention + (f", map {layer.feature_map}" if layer.attention == "linear" else "")),
+        ("state of a sequence", state),
+    ]
+
+
+def _training(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How it came about; nothing where the file does not say."""
+    if "step" not in record:
+        return [("training", "not recorded")]
+    data, made, evaluation = record["data"], record["machine"], record["evaluation"]
+    on = made["gpu"] or f"{made['system']}, {made['threads']} threads"
+    rows = [
+        ("trained on", f"{data['name']}, {data['split']} split (licence: {data['licence']})"),
+        ("trained for", f"{record['step']:,} steps of {record['run']['batch']} examples, {clock(record['seconds'])}"),
+        ("machine", f"{on}, torch {record['versions']['torch']}"),
+    ]
+    if evaluation is not None:
+        rows.append(("evaluation", f"{evaluation['bits']:.4f} bits on {evaluation['split']}"))
+    return rows
 
 
 def register(app: typer.Typer) -> None:

@@ -40,10 +40,12 @@ def generate(
 ) -> None:
     """Make images or text.
 
+    Images become one sheet, a PNG; text is printed as it comes.
+
         linattn generate runs/digits-1 --count 64
         linattn generate runs/text-1 --prompt "ROMEO:" --length 500 --temperature 0.8
 
-    Text is printed as it comes. Ctrl-C keeps what was made.
+    Ctrl-C keeps what was made.
     """
     model = load_model(weights, device)
     options = {"seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -71,10 +73,14 @@ def complete(
     top_p: TopP = None,
     device: Device = "auto",
 ) -> None:
-    """Give the top part of an image, get several completions. The sheet begins with the image itself and its top part.
+    """Give the top part of an image, get several completions.
 
-    linattn complete runs/digits-1 --data digits --index 3
-    linattn complete runs/mnist-1 --image seven.png --rows 14 --count 7
+    The sheet begins with the image itself and its top part.
+
+        linattn complete runs/digits-1 --data digits --index 3
+        linattn complete runs/mnist-1 --image seven.png --rows 14 --count 7
+
+    A picture of any size is scaled to the model's.
     """
     model = load_model(weights, device)
     if not isinstance(model, ImageModel):

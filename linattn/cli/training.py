@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from linattn.cli.sampling import samples
 from linattn.cli.show import say
+
+if TYPE_CHECKING:
+    from linattn.train import Run
 
 
 def train(
@@ -39,7 +43,7 @@ def train(
 
         linattn train runs/digits-1 --resume
 
-    All fields, and what they are:
+    All fields of the run and of its model, and their values:
 
         linattn train digits --show
     """
@@ -55,13 +59,32 @@ def train(
     else:
         chosen = override(load_run(run), changes or [])
     if show:
-        fields = dataclasses.asdict(chosen or read_run(Path(run))[0])
-        say("\n".join(f"{name}={value}" for name, value in fields.items()))
+        _show(chosen or read_run(Path(run))[0])
         return
     result = run_training(chosen, folder, resume=resume, sample=samples)
     if result.interrupted:
         raise typer.Exit(130)
     say(f"use it:  linattn generate {result.folder}")
+
+
+def _show(run: Run) -> None:
+    """Every field that can be set, and what it is; an image model takes its shape from the data."""
+    fields = dataclasses.asdict(run)
+    model = dataclasses.asdict(run.config())
+    layer = model.pop("layer")
+    for key in ("changes", "data_options"):
+        del fields[key]
+    for title, group in (("the run", fields), ("its data", run.data_options), ("its model", model | layer)):
+        if group:
+            say(f"{title}\n" + "\n".join(f"  {name}={_in_words(value)}" for name, value in group.items()))
+
+
+def _in_words(value: Any) -> str:
+    """As `key=value` takes it."""
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(str, value))
+    plain = value is None or isinstance(value, (bool, dict))
+    return json.dumps(value).replace("null", "none") if plain else str(value)
 
 
 def register(app: typer.Typer) -> None:
