@@ -119,7 +119,9 @@ def test_short_runs_are_made_and_long_ones_extrapolated(costs):
     """Eight values: seven steps. The uncached methods cost ten seconds a step, the others one."""
     costs.step = lambda name, batch, place: 1.0 if name in ("linear", "softmax, cached") else 10.0
     settings = dataclasses.replace(TINY, batches=(), whole=60.0)
-    lines = {one.method: one for one, best in generation.measure(settings, "cpu")}
+    told = []
+    lines = {one.method: one for one, best in generation.measure(settings, "cpu", told.append)}
+    assert told[0] == "mnist: steps of all methods at 3 places" and len(told) == 1 + len(METHODS)
     assert costs.made == [("linear", 1, True), ("softmax", 1, True)]
     assert costs.raced == [[m.name for m in METHODS]] * 3  # together at each place
     assert [line.extrapolated for line in lines.values()] == [False, False, True, True, True]
@@ -214,7 +216,7 @@ def test_an_interrupted_run_keeps_what_was_measured(tmp_path, monkeypatch):
 def test_one_preset_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(generation_command, "QUICK", dataclasses.replace(TINY, presets=("mnist", "cifar10")))
     measured = []
-    monkeypatch.setattr(generation, "measure", lambda settings, device: measured.append(settings.presets) or [])
+    monkeypatch.setattr(generation, "measure", lambda settings, *_: measured.append(settings.presets) or [])
     assert invoke("--quick", "--preset", "cifar10", "--device", "cpu", "--out", tmp_path).exit_code == 0
     assert invoke("--quick", "--device", "cpu", "--out", tmp_path).exit_code == 0
     assert measured == [("cifar10",), ("mnist", "cifar10")]

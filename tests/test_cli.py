@@ -159,6 +159,19 @@ def test_ctrl_c_is_130(linattn, monkeypatch, digits):
     assert linattn("generate", digits)[0] == 130
 
 
+def test_a_warning_is_a_line(tmp_path):
+    """Of what was skipped, for one, without the line of source that it came from. In a process: pytest has its own."""
+    (tmp_path / "photos").mkdir()
+    for i in range(8):
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / f"photos/{i}.png")
+    (tmp_path / "photos/notes.txt").write_text("no image")
+    words = [sys.executable, "-m", "linattn.cli.main", "train", "folder", "data=photos", "size=4", "steps=1", *TINY]
+    words = [word for word in words if not word.startswith("batch")] + ["batch=2", "sample_every=0", "samples=1"]
+    run = subprocess.run(words, check=False, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0 and "warning: skipped 1 of 9 files in photos: notes.txt" in run.stderr
+    assert "UserWarning" not in run.stderr and "load_data" not in run.stderr
+
+
 def test_a_reader_that_leaves_hears_no_complaint(tmp_path):
     """As `linattn generate … | head -c 20` does."""
     save(build(preset("text", width=8, num_heads=2, depth=1)), tmp_path / "text.safetensors")

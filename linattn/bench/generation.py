@@ -94,12 +94,17 @@ class Line:
         return plain | {"steps": [{"place": place, "seconds": seconds} for place, seconds in self.steps.items()]}
 
 
-def measure(settings: Settings, device: str) -> Iterator[tuple[Line, Line]]:
-    """Of each preset and method: one image, and the best batch (which may be one image, too)."""
+def measure(
+    settings: Settings, device: str, tell: Callable[[str], None] = lambda what: None
+) -> Iterator[tuple[Line, Line]]:
+    """Of each preset and method: one image, and the best batch (which may be one image, too). `tell` hears what is
+    being measured."""
     for name in settings.presets:
         models = {method: _model(name, method, settings, device) for method in METHODS}
+        tell(f"{name}: steps of all methods at {settings.places} places")
         ones = estimates({method: (model, 1) for method, model in models.items()}, settings, device)
         for method, model in models.items():
+            tell(f"{name}: {method.name}, one image and the best batch")
             one = _in_full(_line(name, method, model, 1, ones[method], device), method, model, settings)
             best = _best_batch(name, method, model, ones[method], settings, device)
             best = one if best is None else _in_full(best, method, model, settings)

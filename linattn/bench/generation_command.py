@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,10 +71,17 @@ def chosen(preset: str, presets: tuple[str, ...]) -> tuple[str, ...]:
     return presets if preset == "all" else (preset,)
 
 
+def tell(what: str) -> None:
+    """What is being measured, on a terminal: one line, rewritten."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+
+
 def _print_and_keep(settings: Settings, device: str, lines: list[Line]) -> None:
     """The table, line by line as it is measured."""
     linear = None
-    for one, best in generation.measure(settings, device):
+    for one, best in generation.measure(settings, device, tell):
+        tell("")
         if linear is None or linear.preset != one.preset:
             linear = best  # the first method
             print(f"\n{head(one)}")

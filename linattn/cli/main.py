@@ -6,11 +6,12 @@ Exit codes: 0 done, 1 it could not be done (the message says why and what to do)
 from __future__ import annotations
 
 import sys
+import warnings
 
 import typer
 
 from linattn.cli import judging, making, measuring, training
-from linattn.cli.show import complain
+from linattn.cli.show import complain, warn
 
 app = typer.Typer(
     name="linattn",
@@ -26,6 +27,7 @@ for module in (training, making, judging, measuring):
 
 def main() -> None:
     """Run a command; what a user can mend is one line, not a traceback."""
+    warnings.showwarning = lambda message, *_, **__: warn(str(message))  # without the line of our source it stands in
     try:
         app(prog_name="linattn")
     except (ValueError, OSError) as error:

@@ -26,6 +26,10 @@ def say(message: str) -> None:
     console.print(message, highlight=False, soft_wrap=True)
 
 
+def warn(message: str) -> None:
+    errors.print(Text.assemble(("warning: ", "bold yellow"), message), soft_wrap=True)
+
+
 def complain(message: str) -> None:
     errors.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
