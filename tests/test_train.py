@@ -144,7 +144,7 @@ def test_bf16_keeps_float32_weights(tmp_path):
         assert {x.dtype for kept in moments for x in kept.values()} == {torch.float32}
     for name, wide in gradients[0].items():
         narrow = gradients[1][name]
-        assert 1e-4 < (narrow - wide).norm() / wide.norm() < 0.1, name
+        assert 1e-5 < (narrow - wide).norm() / wide.norm() < 0.1, name  # least at the head, which stays float32
 
 
 def test_bf16_learns_as_fp32_does(tmp_path):

@@ -12,6 +12,7 @@ from linattn.train.config import Run
 
 RUN = Run(
     preset="digits",
+    changes={"dropout": 0.2},
     data="digits",
     steps=700,
     optimizer="adamw",

@@ -20,7 +20,7 @@ PRESETS: dict[str, Config] = {
     # 8 × 8 digits of 17 grey levels: small enough to train on a laptop in two minutes.
     "digits": ImageConfig(
         (8, 8, 1),
-        Layer(width=96, num_heads=3, norm_first=True, activation="gelu", dropout=0.2),
+        Layer(width=96, num_heads=3, norm_first=True, activation="gelu"),
         depth=3,
         head="categorical",
         position="row_column_channel",
