@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from linattn.cli import main as cli
+from linattn.cli.sampling import samples
 from linattn.cli.show import page
 from linattn.models import ImageModel, LanguageModel, build, load, preset, save
 from linattn.train.data import load as load_data
@@ -130,6 +131,15 @@ def test_text_is_streamed_behind_its_prompt(linattn, tmp_path):
     assert linattn("generate", "text.safetensors", "--prompt", "Été ", "--length", "12", "--seed", "3")[1] == said
 
 
+def test_symbols_that_are_no_bytes_are_numbers(linattn, tmp_path):
+    save(build(preset("copy", width=8, num_heads=2, depth=1)), tmp_path / "copy.safetensors")
+    code, said, _ = linattn("generate", "copy.safetensors", "--length", "12", "--seed", "3")
+    made = [int(word) for word in said.split()]
+    assert code == 0 and len(made) == 12 and set(made) <= set(range(11))
+    model = load("copy.safetensors")
+    assert isinstance(model, LanguageModel) and all(set(text) <= set("0123456789 ") for text in samples(model, 2, 0))
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -144,11 +154,14 @@ def test_text_is_streamed_behind_its_prompt(linattn, tmp_path):
         (("complete", "DIGITS", "--image", "absent.png"), 1, "absent.png"),
         (("generate", "DIGITS", "--prompt", "a"), 1, "for text"),
         (("generate", "DIGITS", "--temperature", "-1"), 1, "temperature"),
+        (("generate", "TEXT", "--count", "2"), 1, "--count is for images"),
         (("generate", "DIGITS", "--count", "many"), 2, "valid integer"),
         (("paint",), 2, "paint"),
     ],
 )
 def test_what_goes_wrong(linattn, digits, words, code, message):
+    if "TEXT" in words:
+        save(build(preset("text", width=8, num_heads=2, depth=1)), "TEXT")
     got, _, said = linattn(*(digits if word == "DIGITS" else word for word in words))
     assert got == code and message in " ".join(said.split()), said
     assert "Traceback" not in said

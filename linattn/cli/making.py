@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
-from linattn.cli.sampling import image_file, load_model, text_prompt
+from linattn.cli.sampling import BYTES, image_file, load_model, text_prompt
 from linattn.cli.show import complain, show_sheet
 from linattn.generate import generate as run_generation
 from linattn.generate import stream
@@ -28,7 +28,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 def generate(
     weights: Weights,
-    count: Count = 16,
+    count: Annotated[int | None, typer.Option(help="How many images. Default: 16. (Text is one stream.)")] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to go on from.")] = None,
     length: Annotated[int | None, typer.Option(help="Bytes of text to make (images have their own length).")] = None,
     out: Out = Path("out/generated.png"),
@@ -52,8 +52,10 @@ def generate(
     if isinstance(model, ImageModel):
         if prompt is not None or length is not None:
             raise ValueError(f"{weights} makes images: --prompt and --length are for text (see `linattn complete`)")
-        _make_images(model, None, count, out, options)
+        _make_images(model, None, 16 if count is None else count, out, options)
     elif isinstance(model, LanguageModel):
+        if count is not None:
+            raise ValueError(f"{weights} makes text, one stream of it: --count is for images")
         _stream_text(model, prompt, 400 if length is None else length, options)
     else:
         raise ValueError(f"{weights} is a {type(model).__name__}, which generates nothing")
@@ -121,17 +123,24 @@ def _stream_text(model: LanguageModel, prompt: str | None, length: int, options:
     pending, whole = b"", length + (0 if given is None else len(given))
     try:
         for tokens in stream(model, given, length=whole, **options):
-            pending += bytes([int(tokens[0])])
-            try:
-                text, pending = pending.decode(), b""
-            except UnicodeDecodeError as error:
-                if error.reason == "unexpected end of data" and len(pending) < 4:
-                    continue  # half of a character
-                text, pending = pending.decode(errors="replace"), b""
+            if model.config.vocabulary != BYTES:
+                text = f"{int(tokens[0])} "
+            else:
+                text, pending = _decoded(pending + bytes([int(tokens[0])]))
             sys.stdout.write(text)
             sys.stdout.flush()
     finally:
         sys.stdout.write("\n")
+
+
+def _decoded(data: bytes) -> tuple[str, bytes]:
+    """The characters that these bytes are, and those that may be the beginning of one."""
+    try:
+        return data.decode(), b""
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data" and len(data) < 4:
+            return "", data
+        return data.decode(errors="replace"), b""
 
 
 def _test_image(data: str, index: int, model: ImageModel) -> torch.Tensor:

@@ -10,6 +10,8 @@ from linattn._typing import Tensor
 from linattn.generate import generate
 from linattn.models import ImageModel, LanguageModel, Model, SequenceModel, load
 
+BYTES = 256  # the vocabulary of text; any other is shown as numbers
+
 
 def load_model(name: str, device: str) -> Model:
     if device == "auto":
@@ -22,7 +24,9 @@ def samples(model: SequenceModel, count: int, seed: int) -> Tensor | list[str]:
     if isinstance(model, ImageModel):
         return model.to_images(generate(model, count=count, seed=seed, progress=False).tensor)
     made = generate(model, count=min(count, 4), length=256, seed=seed, progress=False)
-    return [bytes(row.clamp(0, 255).tolist()).decode(errors="replace") for row in made.values]
+    if model.head.num_values != BYTES:
+        return [" ".join(map(str, row.tolist())) for row in made.values]
+    return [bytes(row.tolist()).decode(errors="replace") for row in made.values]
 
 
 def image_file(path: Path, model: ImageModel) -> Tensor:
@@ -39,6 +43,6 @@ def image_file(path: Path, model: ImageModel) -> Tensor:
 
 
 def text_prompt(text: str, model: LanguageModel) -> Tensor:
-    if model.config.vocabulary != 256:
+    if model.config.vocabulary != BYTES:
         raise ValueError(f"this model reads ids of a vocabulary of {model.config.vocabulary}, not bytes of text")
     return torch.tensor(list(text.encode()), dtype=torch.int64)
