@@ -11,6 +11,7 @@ struct Kernels {
     const char* name;
     int lanes;
     void (*feature_map)(int map, float root_scale, const float* x, float* y, float* slope, int64_t n);
+    void (*model_run)(void* work, int index, int count);
 };
 
 // The chosen table. The first call chooses the best.

@@ -8,6 +8,7 @@ namespace linattn {
 namespace LINATTN_ISA {
 
 void feature_map(int map, float root_scale, const float* x, float* y, float* slope, int64_t n);
+void model_run(void* work, int index, int count);
 
 }  // namespace LINATTN_ISA
 }  // namespace linattn

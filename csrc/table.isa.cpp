@@ -10,7 +10,7 @@ namespace linattn {
 namespace LINATTN_ISA {
 
 extern const Kernels table;
-const Kernels table = {LINATTN_NAME(LINATTN_ISA), LANES, feature_map};
+const Kernels table = {LINATTN_NAME(LINATTN_ISA), LANES, feature_map, model_run};
 
 }  // namespace LINATTN_ISA
 }  // namespace linattn

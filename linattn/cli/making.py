@@ -24,6 +24,8 @@ Temperature = Annotated[float, typer.Option(help="Below 1 safer, above 1 bolder,
 TopK = Annotated[int | None, typer.Option(help="Only among the k likeliest values.")]
 TopP = Annotated[float | None, typer.Option(help="Only among the likeliest values that hold this probability.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Impl = Annotated[str, typer.Option(help="Steps on the CPU: auto, native (the compiled library) or torch.")]
+Narrow = Annotated[str, typer.Option("--weights", help="As the native step reads them: fp32, bf16 or int8 (faster).")]
 
 
 def generate(
@@ -37,6 +39,8 @@ def generate(
     top_k: TopK = None,
     top_p: TopP = None,
     device: Device = "auto",
+    impl: Impl = "auto",
+    narrow: Narrow = "fp32",
 ) -> None:
     """Make images or text.
 
@@ -49,6 +53,7 @@ def generate(
     """
     model = load_model(weights, device)
     options = {"seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options |= {"impl": impl, "weights": narrow}
     if isinstance(model, ImageModel):
         if prompt is not None or length is not None:
             raise ValueError(f"{weights} makes images: --prompt and --length are for text (see `linattn complete`)")
@@ -74,6 +79,8 @@ def complete(
     top_k: TopK = None,
     top_p: TopP = None,
     device: Device = "auto",
+    impl: Impl = "auto",
+    narrow: Narrow = "fp32",
 ) -> None:
     """Give the top part of an image, get several completions.
 
@@ -95,6 +102,7 @@ def complete(
     if not 1 <= rows < height:
         raise ValueError(f"--rows must lie between 1 and {height - 1} for images {height} high, got {rows}")
     options = {"seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options |= {"impl": impl, "weights": narrow}
     _make_images(model, whole[: rows * width * channels], count, out, options, whole)
 
 

@@ -17,8 +17,8 @@ class Progress:
         self._total, self._rows, self._done = total, rows, 0
         self._begin = self._last = time.monotonic()
 
-    def step(self) -> None:
-        self._done += 1
+    def step(self, steps: int = 1) -> None:
+        self._done += steps
         now = time.monotonic()
         if self._shown and now - self._last >= EVERY:
             self._last = now

@@ -9,6 +9,7 @@ import torch
 
 from linattn._typing import Int, Tensor
 from linattn.generate.graph import is_growing, with_room
+from linattn.generate.native import WEIGHTS, Plan, why_not
 from linattn.generate.prompts import Prompt, padded, read_prompts
 from linattn.generate.snapshot import Sampling, Snapshot
 from linattn.generate.steps import Prefix, evaluated, read
@@ -34,6 +35,8 @@ class Request:
     snapshot: Snapshot | None = None
     cache: bool = True
     graph: bool | str = "auto"
+    impl: str = "auto"
+    weights: str = "fp32"
 
     def sampling(self, base: Sampling, num_values: int) -> Sampling:
         """The options that were given; the others as in `base`."""
@@ -83,6 +86,24 @@ def wants_graph(model: SequenceModel, request: Request) -> bool:
         why = "without a cache no two steps are alike" if on_gpu else f"the model is on {str(model.device)!r}"
         raise ValueError(f"graph=True makes the step a CUDA graph, and {why}: pass graph='auto'")
     return on_gpu and cached and request.graph is not False
+
+
+def wants_native(model: SequenceModel, request: Request, state: Value) -> Plan | None:
+    """The plan of the native step, where it is to make the values."""
+    if request.impl not in ("auto", "torch", "native"):
+        raise ValueError(f"impl must be 'auto', 'torch' or 'native', got {request.impl!r}")
+    if request.weights not in WEIGHTS:
+        raise ValueError(f"weights must be one of {', '.join(map(repr, WEIGHTS))}, got {request.weights!r}")
+    reason = "without a cache there is no state to step from" if isinstance(state, Prefix) else why_not(model)
+    if request.impl == "torch":
+        reason = "impl='torch' was asked for"
+    if reason is None:
+        return Plan(model, request.weights)
+    if request.impl == "native":
+        raise ValueError(f"impl='native' cannot run here: {reason}. Pass impl='auto' or impl='torch'")
+    if request.weights != "fp32":
+        raise ValueError(f"weights={request.weights!r} are for the native step, which cannot run here: {reason}")
+    return None
 
 
 def _after_prompts(

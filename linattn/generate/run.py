@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,9 +17,9 @@ import torch.nn.functional as F
 from linattn._typing import Bool, Int, Tensor
 from linattn.generate.progress import Progress
 from linattn.generate.prompts import Prompt
-from linattn.generate.request import Request, generating, start, wants_graph
+from linattn.generate.request import Request, generating, start
 from linattn.generate.snapshot import Snapshot
-from linattn.generate.stream import Stream
+from linattn.generate.stream import Stream, begun_stream
 from linattn.models import Model, SequenceModel
 
 
@@ -37,6 +38,8 @@ def generate(
     snapshot: Snapshot | None = None,
     cache: bool = True,
     graph: bool | str = "auto",
+    impl: str = "auto",
+    weights: str = "fp32",
     progress: bool | None = None,
 ) -> Generated:
     """Sequences from a model: of its own, or continuing prompts.
@@ -55,6 +58,10 @@ def generate(
             unless given.
         cache: False forgets the state and reads the whole prefix for each value (the paper's baseline, and Reformer's).
         graph: True makes a step one CUDA graph, "auto" does so on a GPU where the model's state allows it.
+        impl: how steps are made on a CPU: by the "native" library (see `backends()`) or by "torch". "auto" takes the
+            native one for the models that it knows, whose numbers are the same to within rounding.
+        weights: how the native step reads the model's: "fp32"; "bf16" or "int8" (a scale for each output) are smaller,
+            so faster where memory is slow, and change the model a little (docs/performance.md says how much).
         progress: a line on stderr; None: if that is a terminal.
 
     Ctrl-C ends it after the value at hand and keeps what was made; a second one raises.
@@ -69,14 +76,15 @@ def generate(
     True
     """
     model = generating(model)
-    request = Request(prompt, count, length, seed, temperature, top_k, top_p, stop, first_row, snapshot, cache, graph)
+    options = (length, seed, temperature, top_k, top_p, stop, first_row, snapshot, cache, graph, impl, weights)
+    request = Request(prompt, count, *options)
     with CtrlC() as ctrl_c:
         begin = start(model, request)
         if begin.length is None:
             raise ValueError("length is missing: a language model has no length of its own (stream() needs none)")
         if begin.values is None:
             raise ValueError("this snapshot is a stream's, which keeps no values: go on with stream(model, snapshot=…)")
-        run = Stream(model, begin, wants_graph(model, request) and graph)
+        run = begun_stream(model, request, begin)
         values, interrupted = _collect(run, begin.values, begin.length, progress, ctrl_c)
     end = run.stands()
     if interrupted and int(end.counts.min()):  # perhaps between a step and the entry of its values
@@ -130,24 +138,51 @@ def _collect(
 ) -> tuple[Int[Tensor, "N L"], bool]:
     """All values, and whether it was interrupted."""
     values = F.pad(begun, (0, length - begun.shape[1]))
-    place = run.counts.to(values.device).unsqueeze(1)
+    place = run.counts.to(values.device)
     bar = Progress(length - int(place.min()), len(place), progress)
+    steps = Pace()
     try:
         while not ctrl_c.asked:
-            step = next(run, None)
-            if step is None:
+            made = run.take(steps.now())
+            if not len(made):
                 return values, False
-            entered, here = step.unsqueeze(1), place.clamp_max(length - 1)
-            values.scatter_(1, here, torch.where(entered < 0, values.gather(1, here), entered))
-            place += entered >= 0
-            bar.step()
+            place += _enter(values, place, made)
+            bar.step(len(made))
         return values, not bool(run.finished.all())
     except KeyboardInterrupt:
         if ctrl_c.asked:
             raise  # the second one: whoever asks twice does not want to wait for the result either
+        _enter(values, place, run.take(0))
         return values, True
     finally:
         bar.close()
+
+
+def _enter(values: Int[Tensor, "N L"], place: Int[Tensor, " N"], made: Int[Tensor, "S N"]) -> Int[Tensor, " N"]:
+    """Write each row's new values behind the `place` that it has; how many they are."""
+    real = made.T >= 0
+    row, step = real.nonzero(as_tuple=True)
+    values[row, place[row] + step] = made.T[real]  # a row that has ended makes no more: its values are the first ones
+    return real.sum(1)
+
+
+class Pace:
+    """How many steps a call is to make, so that it takes no longer than a person who presses Ctrl-C likes to wait."""
+
+    CALL = 0.05  # seconds
+    MOST = 256
+
+    def __init__(self) -> None:
+        self._steps, self._since = 1, time.perf_counter()
+
+    def now(self) -> int:
+        now = time.perf_counter()
+        spent, self._since = now - self._since, now
+        if spent < self.CALL / 2:
+            self._steps = min(2 * self._steps, self.MOST)
+        elif spent > self.CALL:
+            self._steps = max(self._steps // 2, 1)
+        return self._steps
 
 
 class CtrlC:

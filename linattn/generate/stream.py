@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from linattn._typing import Bool, Int, Tensor
+from linattn.generate import native
 from linattn.generate.graph import StaticStep, is_static
 from linattn.generate.prompts import Prompt
-from linattn.generate.request import Request, generating, start, wants_graph
+from linattn.generate.request import Request, generating, start, wants_graph, wants_native
 from linattn.generate.snapshot import Snapshot
 from linattn.generate.steps import CachedStep, Prefix, Step, UncachedStep, evaluated, first_values
 from linattn.generate.uniforms import Uniforms
@@ -39,6 +40,8 @@ def stream(
     snapshot: Snapshot | None = None,
     cache: bool = True,
     graph: bool | str = "auto",
+    impl: str = "auto",
+    weights: str = "fp32",
 ) -> Stream:
     """Values as they are made: at each step one of every row, (N,) int64, and -1 for a row that has ended.
 
@@ -54,26 +57,92 @@ def stream(
     24
     """
     model = generating(model)
-    request = Request(prompt, count, length, seed, temperature, top_k, top_p, stop, first_row, snapshot, cache, graph)
-    return Stream(model, start(model, request), wants_graph(model, request) and graph)
+    options = (length, seed, temperature, top_k, top_p, stop, first_row, snapshot, cache, graph, impl, weights)
+    request = Request(prompt, count, *options)
+    return begun_stream(model, request, start(model, request))
+
+
+def begun_stream(model: SequenceModel, request: Request, begun: Snapshot) -> Stream:
+    """The stream that a request asks for, from where it starts."""
+    plan = wants_native(model, request, begun.state)
+    return Stream(model, begun, wants_graph(model, request) and request.graph, plan)
 
 
 class Stream(Iterator[Tensor]):
     """What `stream` returns: an iterator that knows where it stands."""
 
-    def __init__(self, model: SequenceModel, start: Snapshot, graph: bool | str = False):
-        """From `start` on, whose values are not kept. graph: False, "auto" (if the state allows it) or True."""
+    def __init__(
+        self, model: SequenceModel, start: Snapshot, graph: bool | str = False, plan: native.Plan | None = None
+    ):
+        """From `start` on, whose values are not kept.
+
+        graph: False, "auto" (if the state allows it) or True. plan: of the native step, which then makes the values.
+        """
         self.model, self.seed, self.length, self.sampling = model, start.seed, start.length, start.sampling
         self._prompts, self._rows = start.prompts, start.rows
         counts, stopped = start.counts.numpy(force=True), start.stopped.numpy(force=True)
-        self._now = Now(start.state, start.pending, np.arange(len(counts)), counts, stopped, made=0)
+        state = start.state if plan is None else native.owned(start.state)  # type: ignore[arg-type]
+        self._now = Now(state, start.pending, np.arange(len(counts)), counts, stopped, made=0)
         self._uniforms = Uniforms(start.seed, start.rows.tolist(), counts.tolist(), model.device)
         self._step = self._make_step(start, graph)
+        self._native = None if plan is None else native.NativeStep(plan, start.sampling)
+        self._slice: native.Slice | None = None
+        self._unread = torch.empty(0, len(counts), dtype=torch.int64)
+        self._failure: str | None = None
 
     def __next__(self) -> Int[Tensor, " N"]:
-        now, live = self._now, self._live()
-        if not live.any():
+        made = self.take(1)
+        if not len(made):
             raise StopIteration
+        return made[0]
+
+    def take(self, most: int) -> Int[Tensor, "S N"]:
+        """The next values, none when all rows have ended: of one step, or natively of up to `most` in one call.
+
+        With most=0 only what a call before this one made but, being interrupted, did not return.
+        """
+        self._settle()
+        live = self._live()
+        if most and live.any() and not len(self._unread):
+            if self._native is None or self._now.counts[0] == 0:
+                return self._one(live)[None]
+            self._several(most, live)
+        made, self._unread = self._unread, self._unread[:0]
+        return made
+
+    def _several(self, most: int, live: np.ndarray) -> None:
+        """Up to `most` steps in one native call. An interruption finds it done or not begun; `_settle` takes it in."""
+        assert self._native is not None
+        if self._failure is not None:
+            raise ValueError(self._failure)
+        self._now = now = self._now.without_stopped()
+        left = np.full(len(live), most) if self.length is None else np.minimum(most, self.length - now.counts)
+        left = torch.from_numpy(np.where(live, left, 0)[now.active])
+        uniforms = self._uniforms.between(now.made, int(left.max()))[:, torch.from_numpy(now.active)]
+        self._slice = self._native.slice(now.state, now.pending, uniforms, left)  # type: ignore[arg-type]
+        self._slice.run()
+        self._settle()
+        if self._failure is not None and not len(self._unread):
+            raise ValueError(self._failure)
+
+    def _settle(self) -> None:
+        """Take in what a native call has made."""
+        made = self._slice
+        if made is None:
+            return
+        now = self._now
+        out = torch.full((made.done, len(now.counts)), ENDED)
+        out[:, torch.from_numpy(now.active)] = made.made
+        counts = now.counts + (out >= 0).sum(0).numpy()
+        stopped = now.stopped
+        if self.sampling.stop:
+            stopped = stopped | np.isin(out.numpy(), self.sampling.stop).any(0)
+        after = Now(made.state, made.pending, now.active, counts, stopped, now.made + made.done)
+        self._failure = made.failure
+        self._unread, self._now, self._slice = torch.cat([self._unread, out]), after, None
+
+    def _one(self, live: np.ndarray) -> Int[Tensor, " N"]:
+        now = self._now
         if not isinstance(self._step, StaticStep):
             now = now.without_stopped()
         here = live[now.active]
@@ -105,6 +174,9 @@ class Stream(Iterator[Tensor]):
 
     def stands(self) -> Snapshot:
         """The same without a copy: it may change when the stream goes on."""
+        self._settle()
+        if self._failure is not None:
+            raise ValueError(f"{self._failure}, so this stream has no state to go on from")
         now = self._now
         state, pending = now.state, now.pending
         if len(now.active) < len(now.counts):

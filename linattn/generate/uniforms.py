@@ -44,3 +44,7 @@ class Uniforms:
             drawn = [uniforms(self._seed, *of, AHEAD) for of in zip(self._rows, starts, strict=True)]
             self._block = torch.from_numpy(np.stack(drawn, 1)).to(self._device)
         return self._block[step - self._begin]
+
+    def between(self, step: int, count: int) -> Float[Tensor, "S N"]:
+        """The numbers of `count` steps."""
+        return torch.stack([self.at(step + i) for i in range(count)])
