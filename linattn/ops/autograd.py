@@ -18,6 +18,7 @@ import torch
 
 from linattn._typing import Tensor
 from linattn.features import resolve
+from linattn.features.base import AUTOCAST
 from linattn.ops import gpu
 from linattn.ops.batches import run_backward, run_forward
 from linattn.ops.form import Batch, Form, sum_dtype
@@ -92,7 +93,7 @@ def no_autocast(device: str) -> Any:
 
 
 def autocast_is_on(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return device in AUTOCAST and torch.is_autocast_enabled(device)
 
 
 def _state(sums: list[Tensor | None]) -> State | None:
