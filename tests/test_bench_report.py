@@ -220,6 +220,15 @@ def test_the_command_prints_and_keeps_everything(tiny, tmp_path):
     assert report.table_line(kept.table[-1], [rival.name for rival in operator.rivals()]) in run.output
 
 
+@pytest.mark.parametrize(("part", "sizes"), [("table", (12, 0)), ("long", (0, 6))])
+def test_one_table_alone(tiny, tmp_path, part, sizes):
+    run = invoke("--quick", "--device", "cpu", "--part", part, "--out", tmp_path)
+    assert run.exit_code == 0, run.output
+    (path,) = tmp_path.glob(f"*-operator-quick-{part}.json")
+    kept = Report.load(path)
+    assert (len(kept.table), len(kept.long)) == sizes and "OPEN" in {verdict.outcome for verdict in kept.verdicts}
+
+
 def test_an_interrupted_run_keeps_what_was_measured(tiny, tmp_path, monkeypatch):
     def interrupted(*_):
         yield row(512, chunked=0.5, sdpa=1.0)
@@ -233,7 +242,11 @@ def test_an_interrupted_run_keeps_what_was_measured(tiny, tmp_path, monkeypatch)
     assert kept.interrupted and len(kept.table) == 1 and kept.verdicts[0].outcome == "PASS"
 
 
-@pytest.mark.parametrize("wrong", [("--device", "tpu"), ("--dtype", "int8")])
+@pytest.mark.parametrize("wrong", [("--device", "tpu"), ("--dtype", "int8"), ("--part", "half")])
 def test_a_wrong_choice_is_told_the_right_ones(wrong):
     run = invoke("--quick", *wrong)
-    assert run.exit_code == 2 and wrong[1] in run.output and ("'cpu'" in run.output or "'bfloat16'" in run.output)
+    assert (
+        run.exit_code == 2
+        and wrong[1] in run.output
+        and any(name in run.output for name in ("'cpu'", "'bfloat16'", "'table'"))
+    )

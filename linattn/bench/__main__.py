@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from linattn.bench import generation_command, operator, verdicts
 from linattn.bench.choices import devices
+from linattn.bench.measure import Effort
 from linattn.bench.operator import QUICK, Settings
 from linattn.bench.report import Report, Row, heading, long_head, long_line, table_head, table_line
 
@@ -43,6 +44,8 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, cuda, or all: the CPU, and a GPU where one is found.")] = "all",
     dtype: Annotated[str, typer.Option(help="auto (float32 on the CPU, bfloat16 on a GPU) or a torch dtype.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's choice.")] = 0,
+    part: Annotated[str, typer.Option(help="all, or one of the two tables: table, long.")] = "all",
+    budget: Annotated[float, typer.Option(help="Seconds for each rival of a row of the first table.")] = 0.6,
     out: Annotated[Path | None, typer.Option(help="A .json file or a folder, instead of the usual place.")] = None,
 ):
     """Measure linear attention beside softmax attention, on this machine.
@@ -53,14 +56,15 @@ def main(
     too long or too much memory: it is extrapolated from the row above. Second table: linear attention alone, up to a
     million tokens. Then the claims, each with PASS or MISS.
 
-    About ten minutes on two cores; leave the machine alone meanwhile. Ctrl-C keeps what was measured. The numbers go to
-    benchmarks/results/ in a checkout, to the current folder elsewhere: DATE-MACHINE-operator.json.
+    About ten minutes on two cores (half of that with --budget 0.3); leave the machine alone meanwhile. Ctrl-C keeps
+    what was measured. The numbers go to benchmarks/results/ in a checkout, to the current folder elsewhere:
+    DATE-MACHINE-operator.json.
     """
     if threads:
         torch.set_num_threads(threads)
-    settings = QUICK if quick else Settings()
+    settings = chosen_part(QUICK if quick else Settings(effort=Effort(budget)), part)
     plain = json.loads(json.dumps(dataclasses.asdict(settings)))
-    report = Report("operator-quick" if quick else "operator", plain)
+    report = Report("operator" + "-quick" * quick + f"-{part}" * (part != "all"), plain)
     print(heading(report.environment))
     try:
         for place in devices(device):
@@ -101,6 +105,13 @@ def measure(report: Report, settings: Settings, device: str, dtype: torch.dtype)
 def starts_block(row: Row, rows: list[Row]) -> bool:
     """Whether a row is the first of its device, width and mode."""
     return not rows or (row.device, row.width, row.mode) != (rows[-1].device, rows[-1].width, rows[-1].mode)
+
+
+def chosen_part(settings: Settings, part: str) -> Settings:
+    if part not in ("all", "table", "long"):
+        raise typer.BadParameter(f"unknown part {part!r}: choose 'all', 'table' or 'long'")
+    left_out = {"all": {}, "table": {"long_widths": ()}, "long": {"widths": ()}}[part]
+    return dataclasses.replace(settings, **left_out)
 
 
 def chosen_dtype(name: str, device: str) -> torch.dtype:

@@ -104,7 +104,8 @@ def implementation(name: str) -> Rival:
 
 def measure_table(settings: Settings, device: str, dtype: torch.dtype) -> Iterator[Row]:
     """The table row by row, as it is measured."""
-    _warm_up(Size(device, dtype, settings.batch, settings.heads, settings.widths[0], MODES[1], tokens=32))
+    for width in settings.widths[:1]:
+        _warm_up(Size(device, dtype, settings.batch, settings.heads, width, MODES[1], tokens=32))
     for width in settings.widths:
         for mode in MODES:
             before = None

@@ -95,7 +95,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
     return torch.autocast(kind, enabled=False) if kind in AUTOCAST else nullcontext()
 
 
-# Kinds of devices that know autocast ("meta" does not). Asked once: the compiler of torch 2.11 cannot follow the question.
+# Kinds of devices that know autocast ("meta" does not). Asked once: torch 2.11 cannot compile the question.
 AUTOCAST = frozenset(
     kind for kind in ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla") if torch.amp.is_autocast_available(kind)
 )
