@@ -15,27 +15,28 @@ Axes:  [T, D] a tile of T tokens and D numbers of each
 # Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
-import triton
 import triton.language as tl
+
+from linattn.ops.triton.jit import device
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-87.33)  # just above the log of the smallest normal float32, which the fast exp2 must not miss
 HIGHEST = tl.constexpr(20.0)  # linattn.features.base.MAX_EXPONENT
 
 
-@triton.jit
+@device
 def exp(x):
     return tl.exp2(x * LOG2E)
 
 
-@triton.jit
+@device
 def log1p(x):
     """log(1 + x) for 0 ≤ x ≤ 1 that keeps the digits of a small x: what rounding did to 1 + x is divided out again."""
     y = 1.0 + x
     return tl.where(y == 1.0, x, tl.log(y) * x / tl.where(y == 1.0, 1.0, y - 1.0))
 
 
-@triton.jit
+@device
 def phi(x, MAP: tl.constexpr):
     """φ of a float32 tile."""
     if MAP == "elu":
@@ -55,7 +56,7 @@ def phi(x, MAP: tl.constexpr):
         return x
 
 
-@triton.jit
+@device
 def slope(x, MAP: tl.constexpr):
     """dφ/dx of a float32 tile."""
     if MAP == "elu":
@@ -72,7 +73,7 @@ def slope(x, MAP: tl.constexpr):
         return tl.full(x.shape, 1.0, tl.float32)
 
 
-@triton.jit
+@device
 def mapped(x, root, column, MAP: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """φ(root · x) in float32, 0 in the columns that only fill the block."""
     y = phi(x.to(tl.float32) * root, MAP)

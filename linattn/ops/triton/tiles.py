@@ -17,6 +17,8 @@ Axes:  [T, W] a tile of T tokens and W numbers of each
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.jit import device
+
 # What differs from call to call; none of it may lead to another compilation.
 VARYING = [f"{x}_{axis}" for x in ("q", "k", "v", "do", "x", "y") for axis in ("row", "time", "head")]
 VARYING += ["T", "rows", "heads", "group", "SEG", "root", "eps"]
@@ -118,7 +120,7 @@ def store_sums(base, row, column, x, D: tl.constexpr, M: tl.constexpr):
     tl.store(base + row[:, None] * M + column[None, :], x, mask=inside)
 
 
-@triton.jit
+@device
 def divisor(den, eps, EPS: tl.constexpr):
     """What a weighted sum is divided by (equation 4): infinite where nothing was seen."""
     if EPS:
