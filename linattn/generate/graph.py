@@ -58,6 +58,10 @@ class StaticStep:
             self._graph.replay()
         return self._state, self._pending.clone()
 
+    def fold(self) -> None:
+        """Let the state say all that was seen: a fused step keeps the last tokens beside it."""
+        self._step.fold()
+
     def _settle(self, state: Value, pending: Tensor, uniforms: Tensor, live: Tensor | None) -> None:
         """The first step. Where its results lie, those of all later ones will."""
         self._uniforms = uniforms.clone()

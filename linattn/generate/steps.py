@@ -56,7 +56,10 @@ class CachedStep:
         # Not donated on the CPU: new sums are computed in new memory anyway, and copying them back would cost time.
         params, after = self.model(pending[:, None], state, lengths=live, donate=donate)  # type: ignore[arg-type]
         assert after is not None
-        return after, _next_values(self.model, self.sampling, params[:, 0], pending, uniforms, live)
+        return after, next_values(self.model, self.sampling, params[:, 0], pending, uniforms, live)
+
+    def fold(self) -> None:
+        """Let the state that was returned say all that was seen. Here it always does."""
 
 
 class UncachedStep:
@@ -83,7 +86,7 @@ class UncachedStep:
         features, _ = self.model.features(values, lengths=None if even else lengths)
         last = (lengths - 1).clamp_min(0).view(-1, 1, 1)
         params = self.model.head(torch.take_along_dim(features, last, 1).squeeze(1))
-        return Prefix(values, lengths), _next_values(self.model, self.sampling, params, pending, uniforms, live)
+        return Prefix(values, lengths), next_values(self.model, self.sampling, params, pending, uniforms, live)
 
 
 def read(model: SequenceModel, state: Value, values: Int[Tensor, "N T"], lengths: Int[Tensor, " N"] | None) -> Value:
@@ -120,7 +123,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _next_values(
+def next_values(
     model: SequenceModel,
     sampling: Sampling,
     params: Float[Tensor, "N P"],

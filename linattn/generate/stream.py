@@ -13,6 +13,7 @@ import torch
 
 from linattn._typing import Bool, Int, Tensor
 from linattn.generate import native
+from linattn.generate.fused import step_for
 from linattn.generate.graph import StaticStep, is_static
 from linattn.generate.prompts import Prompt
 from linattn.generate.request import Request, generating, start, wants_graph, wants_native
@@ -178,6 +179,8 @@ class Stream(Iterator[Tensor]):
         if self._failure is not None:
             raise ValueError(f"{self._failure}, so this stream has no state to go on from")
         now = self._now
+        if isinstance(self._step, StaticStep):
+            self._step.fold()
         state, pending = now.state, now.pending
         if len(now.active) < len(now.counts):
             place = np.zeros_like(now.counts)
@@ -194,14 +197,14 @@ class Stream(Iterator[Tensor]):
     def _make_step(self, start: Snapshot, graph: bool | str) -> Step:
         if isinstance(start.state, Prefix):
             return UncachedStep(self.model, start.sampling)
-        step = CachedStep(self.model, start.sampling)
         if graph is True and not is_static(start.state):
             raise ValueError(
                 "graph=True makes the step a CUDA graph, and this state has a cache that grows: give a length, or for "
                 "attention that has no static cache (Reformer) pass graph='auto'"
             )
         if graph is False or not is_static(start.state):
-            return step
+            return CachedStep(self.model, start.sampling)
+        step = step_for(self.model, start.sampling, start.state, start.length)
         return StaticStep(step, capture=True, ragged=_may_be_ragged(start))
 
 
