@@ -13,11 +13,14 @@ from bench_cases import BRIEF
 from typer.testing import CliRunner
 
 from linattn.bench import __main__ as command
-from linattn.bench import generation, generation_command
+from linattn.bench import generation, generation_command, roofline
 from linattn.bench.generation import METHODS, Line, Method, Settings, integral, places, prepare
 from linattn.bench.generation_table import PAPER, head, table_line
 from linattn.bench.measure import Cell
-from linattn.models import ImageModel
+from linattn.generate.fused import FusedStep
+from linattn.generate.graph import StaticStep
+from linattn.models import ImageModel, build, preset
+from linattn.ops import gpu
 
 SMALL = {"depth": 1, "width": 16, "num_heads": 2, "shape": (4, 2, 1)}
 TINY = Settings(("mnist",), SMALL, places=3, batches=(2, 3), effort=BRIEF)
@@ -228,3 +231,40 @@ def test_one_preset_alone(tmp_path, monkeypatch):
 def test_a_wrong_device_is_told_the_right_ones():
     run = invoke("--quick", "--device", "tpu")
     assert run.exit_code == 2 and "tpu" in run.output and "'cpu'" in run.output
+
+
+def test_the_floor_is_bytes_and_products():
+    """Of the paper's models at 4.28 TB/s and 790 TFLOP/s; both rates are measured where it is used."""
+    floors = {}
+    for name in ("mnist", "cifar10"):
+        with torch.device("meta"):
+            model = build(preset(name))
+        assert isinstance(model, ImageModel)
+        floors[name] = 1 / roofline.floor_seconds(model, 4.28e12, 790e12)
+    assert floors["mnist"] == pytest.approx(8965, rel=0.01) and floors["cifar10"] == pytest.approx(1144, rel=0.01)
+    assert roofline.bandwidth_of_copy("cpu", 2**12) > 0 and roofline.rate_of_products("cpu", 16) > 0
+    line = dataclasses.replace(made_up(batch=4), floor=0.25)
+    assert table_line(line, line, None).endswith("50% of its floor")
+
+
+def test_methods_by_name():
+    names = [m.name for m in generation.methods(Settings(), "cuda")]
+    assert names[:2] == ["linear", "linear, narrow"] and names[2:] == [m.name for m in METHODS[1:]]
+    chosen = Settings(methods=("softmax", "linear"))
+    assert [m.name for m in generation.methods(chosen, "cpu")] == ["linear", "softmax"]
+    with pytest.raises(ValueError, match=r"unknown method 'softmx': there are 'linear', 'linear, narrow'"):
+        generation.methods(Settings(methods=("softmx",)), "cpu")
+
+
+@pytest.mark.skipif(not gpu.interpreted(), reason="with a GPU the benchmark itself does this")
+def test_a_step_on_a_gpu_is_fused():
+    model = build(preset("mnist", width=16, num_heads=2, depth=1, shape=(4, 2, 1)))
+    assert isinstance(model, ImageModel)
+    for wanted in generation.ON_A_GPU[:2]:
+        step = generation._step(wanted, model, model.empty_state(1), static=True)
+        assert isinstance(step, StaticStep) and isinstance(step._step, FusedStep)
+        assert step._step._narrow == wanted.narrow
+        step._capture = False
+        with torch.no_grad():
+            state, values = step(model.empty_state(1), torch.tensor([3]), torch.tensor([0.5], dtype=torch.float64))
+        assert int(state.seen) == 1 and 0 <= int(values) < 256

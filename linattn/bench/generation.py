@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from linattn.bench import roofline
 from linattn.bench.machine import available_memory
 from linattn.bench.measure import Effort, Run, race
 from linattn.generate import generate
+from linattn.generate.fused import FusedStep, step_for
 from linattn.generate.graph import StaticStep, is_static
 from linattn.generate.snapshot import Sampling
 from linattn.generate.steps import CachedStep, Prefix, UncachedStep, read
@@ -42,6 +44,7 @@ class Method:
     name: str
     changes: dict[str, Any]
     cached: bool
+    narrow: bool = False  # the sums are read from a bfloat16 copy (on a GPU; see docs/decisions.md)
 
 
 METHODS = (
@@ -53,15 +56,23 @@ METHODS = (
 )
 
 
+ON_A_GPU = (METHODS[0], Method("linear, narrow", {}, True, narrow=True), *METHODS[1:])
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and for how long. `changes` are for the presets, `batches` the candidates for the best one."""
+    """What to measure, and for how long. `changes` are for the presets, `batches` the candidates for the best one.
+
+    methods: names of those to measure, all where there are none.
+    """
 
     presets: tuple[str, ...] = ("mnist", "cifar10")
     changes: dict[str, Any] = field(default_factory=dict)
     places: int = 6
     batches: tuple[int, ...] = (4, 16, 64)
-    cuda_batches: tuple[int, ...] = (16, 64, 256, 1024)
+    cuda_batches: tuple[int, ...] = (64, 256, 1024, 4096, 16384)
+    cuda_dtype: str = "bfloat16"  # of the models there
+    methods: tuple[str, ...] = ()
     effort: Effort = field(default_factory=lambda: Effort(budget=0.25, least=2, once=0.5))
     longest_step: float = 2.0  # seconds: no batch is tried whose step would take longer
     whole: float = 60.0  # seconds: a batch of images that takes longer is extrapolated
@@ -84,6 +95,7 @@ class Line:
     extrapolated: bool
     state_bytes: int
     steps: dict[int, float]
+    floor: float | None = None  # seconds of an image that bytes and products alone take, on a GPU
 
     @property
     def images_per_second(self) -> float:
@@ -100,15 +112,28 @@ def measure(
     """Of each preset and method: one image, and the best batch (which may be one image, too). `tell` hears what is
     being measured."""
     for name in settings.presets:
-        models = {method: _model(name, method, settings, device) for method in METHODS}
+        models = {method: _model(name, method, settings, device) for method in methods(settings, device)}
         tell(f"{name}: steps of all methods at {settings.places} places")
         ones = estimates({method: (model, 1) for method, model in models.items()}, settings, device)
+        floor = roofline.floor(models) if device == "cuda" else {}
         for method, model in models.items():
             tell(f"{name}: {method.name}, one image and the best batch")
             one = _in_full(_line(name, method, model, 1, ones[method], device), method, model, settings)
             best = _best_batch(name, method, model, ones[method], settings, device)
             best = one if best is None else _in_full(best, method, model, settings)
-            yield one, max(one, best, key=lambda line: line.images_per_second)
+            best = max(one, best, key=lambda line: line.images_per_second)
+            one, best = (dataclasses.replace(line, floor=floor.get(method.name)) for line in (one, best))
+            yield one, one if best.batch == one.batch else best
+
+
+def methods(settings: Settings, device: str) -> list[Method]:
+    """Those to measure on this device."""
+    known = ON_A_GPU if device == "cuda" else METHODS
+    unknown = set(settings.methods) - {method.name for method in ON_A_GPU}
+    if unknown:
+        names = ", ".join(repr(method.name) for method in ON_A_GPU)
+        raise ValueError(f"unknown method {unknown.pop()!r}: there are {names}")
+    return [method for method in known if not settings.methods or method.name in settings.methods]
 
 
 def estimates(
@@ -147,9 +172,7 @@ def prepare(method: Method, model: ImageModel, batch: int, place: int) -> Run:
         room = 0 if static else SPARE  # a static cache is read whole, so it must not be larger than for an image
         empty = model.empty_state(1, capacity=model.config.length + room, static=static)
         state: Value = read(model, empty, values[:, :place], None).select(copies)
-        step = CachedStep(model, Sampling())
-        if static and is_static(state):
-            step = StaticStep(step, capture=True, ragged=False)
+        step = _step(method, model, state, static)
     else:
         state = Prefix(values[:, :place], torch.tensor([place], device=model.device)).select(copies)
         step = UncachedStep(model, Sampling())
@@ -163,10 +186,21 @@ def prepare(method: Method, model: ImageModel, batch: int, place: int) -> Run:
     return run
 
 
+def _step(method: Method, model: ImageModel, state: Value, static: bool) -> Callable[..., tuple[Value, torch.Tensor]]:
+    """As `generate` makes it on that device; or with narrow sums."""
+    if not (static and is_static(state)):
+        return CachedStep(model, Sampling())
+    length = model.config.length + SPARE  # a race goes on behind the last place
+    narrow = method.narrow and FusedStep(model, Sampling(), length, narrow=True)
+    return StaticStep(narrow or step_for(model, Sampling(), state, length), capture=True, ragged=False)
+
+
 def _model(name: str, method: Method, settings: Settings, device: str) -> ImageModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build(preset(name, **method.changes, **settings.changes)).to(device).eval()
+    if device == "cuda":
+        model = model.to(getattr(torch, settings.cuda_dtype))
     assert isinstance(model, ImageModel)
     return model
 
@@ -198,7 +232,7 @@ def _line(name: str, method: Method, model: ImageModel, batch: int, steps: dict[
 
 def _in_full(line: Line, method: Method, model: ImageModel, settings: Settings) -> Line:
     """The line with the time of whole images, where they take no longer than `whole`."""
-    if line.seconds > settings.whole:
+    if line.seconds > settings.whole or method.narrow:  # `generate` has no narrow sums
         return line
     begin = time.perf_counter()
     made = generate(model, count=line.batch, seed=0, cache=method.cached, progress=False)

@@ -25,6 +25,8 @@ def generate(
     ] = False,
     preset: Annotated[str, typer.Option(help="mnist, cifar10, or all.")] = "all",
     device: Annotated[str, typer.Option(help="cpu, cuda, or all: the CPU, and a GPU where one is found.")] = "all",
+    methods: Annotated[str, typer.Option(help="Of the first column, separated by semicolons; or all.")] = "all",
+    whole: Annotated[float | None, typer.Option(help="Seconds up to which a batch is made in full.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's choice.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A .json file or a folder, instead of the usual place.")] = None,
 ):
@@ -32,7 +34,8 @@ def generate(
 
     The paper's MNIST and CIFAR-10 architectures, with linear attention, softmax with a cache and without, and Reformer
     with one and four hash rounds. "≈" marks what would take more than a minute: steps are measured at several places
-    and integrated. Beside it stands what the paper measured. On a GPU steps are CUDA graphs, the rivals' too.
+    and integrated. Beside it stands what the paper measured. On a GPU models are bfloat16, steps are CUDA graphs, the
+    rivals' too, and "of its floor" is the share of what bytes and products alone allow, by rates measured in that run.
 
     About five minutes on two cores; leave the machine alone meanwhile. Ctrl-C keeps what was measured. The numbers go
     to benchmarks/results/ in a checkout, to the current folder elsewhere: DATE-MACHINE-generation.json.
@@ -41,6 +44,10 @@ def generate(
         torch.set_num_threads(threads)
     settings, about = QUICK if quick else Settings(), environment()
     settings = dataclasses.replace(settings, presets=chosen(preset, settings.presets))
+    if methods != "all":
+        settings = dataclasses.replace(settings, methods=tuple(name.strip() for name in methods.split(";")))
+    if whole is not None:
+        settings = dataclasses.replace(settings, whole=whole)
     print(heading(about))
     lines: list[Line] = []
     interrupted = False

@@ -44,7 +44,8 @@ WIDTHS = (16, 12, 12, 8, 12, 12, 12, 12)
 
 def head(line: Line) -> str:
     """What stands above the lines of one preset and device."""
-    title = f"{line.preset}: {line.depth} layers, {line.length:,} values an image ({line.device}, float32)"
+    dtype = "bfloat16" if line.device == "cuda" else "float32"
+    title = f"{line.preset}: {line.depth} layers, {line.length:,} values an image ({line.device}, {dtype})"
     above = f"{'':{WIDTHS[0]}}{'one image':>{WIDTHS[1]}}{'its state':>{WIDTHS[2]}}{'best batch':>{sum(WIDTHS[3:6])}}"
     above += f"{'the paper':>{sum(WIDTHS[6:])}}"
     names = ("", "seconds", "MB", "batch", "images/s", "× slower", "seconds", "images/s")
@@ -59,7 +60,8 @@ def table_line(one: Line, best: Line, linear: Line | None) -> str:
         "-" if published is None else _number(published.gpu_seconds if one.device == "cuda" else published.cpu_seconds)
     )
     images = "-" if published is None else _number(published.images_per_second)
-    return _columns(
+    share = "" if best.floor is None else f"   {best.floor * best.images_per_second:.0%} of its floor"
+    columns = _columns(
         (
             one.method,
             _about(one) + seconds_in_words(one.seconds),
@@ -71,6 +73,7 @@ def table_line(one: Line, best: Line, linear: Line | None) -> str:
             images,
         )
     )
+    return columns + share
 
 
 NOTE = (
