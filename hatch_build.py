@@ -72,13 +72,16 @@ def compile_library(sources: Path, library: Path, machine: str = "") -> str:
         for source, name, flags in units(sources, machine):
             objects.append(str(Path(folder) / f"{name}.o"))
             compile_commands.append([*cxx, *FLAGS, *flags, *option("CFLAGS"), "-c", str(source), "-o", objects[-1]])
-        made = Path(folder) / library.name  # a build that is interrupted leaves no half library behind
+        made = Path(folder) / library.name
         link = [*cc, "-shared", "-pthread", *option("CFLAGS"), *option("LDFLAGS"), *objects, "-lm", "-o", str(made)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             failures = [failure for failure in pool.map(run, compile_commands) if failure]
         failure = failures[0] if failures else run(link)
         if not failure:
-            shutil.copy(made, library)
+            # In one go: an interrupted build leaves no half library, and who has the old one open keeps it whole.
+            beside = library.with_name(f"{library.name}.{os.getpid()}")
+            shutil.copy(made, beside)
+            beside.replace(library)
         return failure
 
 

@@ -109,14 +109,19 @@ LINATTN_INLINE vec fma(vec a, vec b, vec c) { return a * b + c; }
 LINATTN_INLINE vec largest(vec x, vec y) { return x < y ? y : x; }   // NaN in x stays
 LINATTN_INLINE vec smallest(vec x, vec y) { return x > y ? y : x; }  // NaN in x stays
 
+// The first n numbers, and 0 for the others.
+LINATTN_INLINE vec keep_first(vec x, int n) {
+    ivec lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    return lane < ivec{} + n ? x : zero();
+}
+
 LINATTN_INLINE float sum(vec x) {
-    float total = 0;
     float each[LANES];
     store(each, x);
     for (int width = LANES / 2; width >= 1; width /= 2)  // in pairs: as exact as it is quick
         for (int i = 0; i < width; i++) each[i] += each[i + width];
-    total = each[0];
-    return total;
+    return each[0];
 }
 
 constexpr float LOWEST_EXPONENT = -87.3365f;  // features/base.py: exp of it is just above the smallest normal number

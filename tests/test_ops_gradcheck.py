@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import IMPLS
+from cases import TORCH_IMPLS
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -67,7 +67,7 @@ CASES = [
     pytest.param(
         form, normalize, stateful, impl, id=f"{impl}-{name}-{'mean' if normalize else 'sum'}-{'state' * stateful}"
     )
-    for (name, form), normalize, stateful, impl in product(FORMS.items(), (True, False), (True, False), IMPLS)
+    for (name, form), normalize, stateful, impl in product(FORMS.items(), (True, False), (True, False), TORCH_IMPLS)
     # a made-up z of features that may be negative would leave the denominator near zero
     if not (stateful and normalize and form.get("feature_map") in ("taylor", "quadratic"))
 ]

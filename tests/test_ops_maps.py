@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import IMPLS, Case, assert_agree, assert_same, make_inputs, run_outputs
+from cases import TORCH_IMPLS, Case, assert_agree, assert_same, make_inputs, run_outputs
 from torch import Tensor, nn
 
 from linattn import FEATURE_MAPS, FeatureMap, linear_attention
@@ -35,7 +35,7 @@ def definition(
     return torch.einsum("bhij,bjhm->bihm", w, v.repeat_interleave(share, 2))
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", TORCH_IMPLS)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("num_heads", [1, 2])
 @pytest.mark.parametrize("name", FEATURE_MAPS)
@@ -77,7 +77,7 @@ class TwiceElu(Elu):
         return 4 * elu * super().derivative(x, elu)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", TORCH_IMPLS)
 @pytest.mark.parametrize("cls", [Cosine, TwiceElu])
 def test_a_map_of_ones_own(cls, impl):
     feature_map = cls()

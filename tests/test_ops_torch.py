@@ -100,7 +100,7 @@ def test_func_grad_is_autograd():
 @pytest.mark.parametrize("causal", [True, False])
 def test_vmap_is_a_loop(impl, causal):
     """Over q, k, v and a state, with the mapped axis in another place of each, and over q alone."""
-    several = [make_inputs(Case(2, 12, dtype=torch.float64, seed=seed)) for seed in range(3)]
+    several = [make_inputs(Case(2, 12, impl=impl, seed=seed)) for seed in range(3)]
 
     def call(q: Tensor, k: Tensor, v: Tensor, state: State | None) -> tuple[Tensor, Tensor, Tensor]:
         out, final = linear_attention(q, k, v, state=state, return_state=True, causal=causal, impl=impl)
@@ -121,7 +121,7 @@ def test_vmap_is_a_loop(impl, causal):
 @pytest.mark.parametrize("impl", [*IMPLS, "auto"])
 def test_gradients_per_sample(impl):
     """vmap of grad: what differential privacy and influence functions ask for."""
-    several = [make_inputs(Case(1, 12, dtype=torch.float64, seed=seed)) for seed in range(3)]
+    several = [make_inputs(Case(1, 12, impl=impl, seed=seed)) for seed in range(3)]
 
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return linear_attention(q, k, v, impl=impl).square().sum()

@@ -15,7 +15,7 @@ import torch
 
 from linattn._typing import Float, Tensor
 from linattn.features import FeatureMap, resolve
-from linattn.ops import checks, gpu
+from linattn.ops import checks, cpu, gpu
 from linattn.ops.autograd import Call, autocast_is_on, call_compiled, call_eager
 from linattn.ops.batches import IMPLEMENTATIONS
 from linattn.ops.checks import Lengths
@@ -23,7 +23,6 @@ from linattn.ops.form import Batch, Form, live_tokens
 from linattn.state import State
 
 Impl = Literal["auto", "quadratic", "chunked", "recurrent", "native", "triton"]
-PLANNED = {"native": "this version of linattn has no native CPU library"}
 
 
 @overload
@@ -121,8 +120,8 @@ def backends() -> dict[str, tuple[bool, str]]:
         "quadratic": (True, "plain torch, a table of all pairs: the definition; twice differentiable"),
         "chunked": (True, "plain torch on any device, linear time"),
         "recurrent": (True, "plain torch, token by token"),
+        "native": cpu.status(),
         "triton": gpu.status(),
-        **{name: (False, reason) for name, reason in PLANNED.items()},
     }
 
 
@@ -162,16 +161,16 @@ def _choose(impl: str, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> str:
     if impl == "auto":
         if k.shape[1] == 1 and not batch.packed:
             return "recurrent"
-        return "triton" if q.device.type == "cuda" and gpu.why_not(q, v) is None else "chunked"
-    if impl == "triton":
-        reason = gpu.why_not(q, v)
+        if q.device.type == "cuda":
+            return "triton" if gpu.why_not(q, v) is None else "chunked"
+        return "native" if cpu.why_not(q, k, v) is None else "chunked"
+    if impl in ("native", "triton"):
+        reason = cpu.why_not(q, k, v) if impl == "native" else gpu.why_not(q, v)
         if reason is None:
             return impl
-        raise ValueError(f"impl='triton' cannot run here: {reason}. Pass impl='auto', or one of {_available()}")
+        raise ValueError(f"impl={impl!r} cannot run here: {reason}. Pass impl='auto', or one of {_available()}")
     if impl in IMPLEMENTATIONS:
         return impl
-    if impl in PLANNED:
-        raise ValueError(f"impl={impl!r} cannot run here: {PLANNED[impl]}. Pass impl='auto', or one of {_available()}")
     raise ValueError(f"unknown impl {impl!r}: choose 'auto' or one of {', '.join(map(repr, backends()))}")
 
 

@@ -19,7 +19,7 @@ import torch
 from linattn._typing import Tensor
 from linattn.features import resolve
 from linattn.features.base import AUTOCAST
-from linattn.ops import gpu
+from linattn.ops import cpu, gpu
 from linattn.ops.batches import run_backward, run_forward
 from linattn.ops.form import Batch, Form, sum_dtype
 from linattn.state import State
@@ -75,6 +75,8 @@ def _forward(call: Call, operands: Operands, keep: bool = False) -> tuple[Tensor
         if call.impl == "triton":
             out, end, kept = gpu.forward(q, k, v, call.form, state, batch, call.want_state, keep)
             return out, end, (out, *kept)
+        if call.impl == "native":
+            return *cpu.forward(q, k, v, call.form, state, batch, call.want_state), NOTHING
         return *run_forward(call.impl, q, k, v, call.form, state, batch, call.want_state), NOTHING
 
 
@@ -84,6 +86,8 @@ def _backward(call: Call, operands: Operands, kept: Kept, dout: Tensor | None, d
     with no_autocast(q.device.type):
         if call.impl == "triton":
             return gpu.backward(q, k, v, call.form, state, batch, dout, dkv, dz, *kept)
+        if call.impl == "native":
+            return cpu.backward(q, k, v, call.form, state, batch, dout, dkv, dz)
         return run_backward(q, k, v, call.form, state, batch, dout, dkv, dz)
 
 

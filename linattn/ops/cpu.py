@@ -2,39 +2,96 @@
 
 The library has a plain C interface and checks nothing: every size and stride is checked here, before the call. ctypes
 releases the GIL while a call runs. LINATTN_ISA in the environment forces an instruction set, for tests.
+
+Axes:  B batch   T time of queries   U time of keys   H heads   K key/value heads   D features   M values
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
+import math
 import os
+import struct
 from pathlib import Path
 
 import torch
 
 from linattn._typing import Tensor
+from linattn.ops.form import Batch, Form
+from linattn.state import State
 
 ABI_VERSION = 1  # csrc/linattn.h
 MAPS = {"elu": 0, "relu": 1, "squared_relu": 2, "softplus": 3, "exp": 4, "identity": 5}  # in the order of its enum
+DTYPES = (torch.float32, torch.bfloat16)
+CALL = struct.Struct("@26q2d24q")  # linattn_attention in csrc/linattn.h: sizes, strides, options; numbers; pointers
 NAMES = ("_native.so", "_native.dylib", "_native.dll")
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-@functools.cache
 def status() -> tuple[bool, str]:
     """Whether the library can run on this machine, and why not (or what it is)."""
-    library, reason = _load()
-    if library is None:
-        return False, reason
-    return True, f"native CPU library, {library.linattn_isa().decode()} instructions"
+    if LIBRARY is None:
+        return False, REASON
+    return True, f"native CPU library, {LIBRARY.linattn_isa().decode()} instructions"
 
 
 def library() -> ctypes.CDLL:
     """The library, where `status` says that it can run."""
-    loaded, reason = _load()
-    if loaded is None:
-        raise ValueError(f"the native CPU library cannot run here: {reason}")
-    return loaded
+    if LIBRARY is None:
+        raise ValueError(f"the native CPU library cannot run here: {REASON}")
+    return LIBRARY
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """What keeps the library from running a call of q features and v; None where nothing does."""
+    if LIBRARY is None:
+        return REASON
+    if q.device.type != "cpu":
+        return f"it runs on the CPU, and q is on {q.device}"
+    if q.dtype not in DTYPES or v.dtype not in DTYPES:  # features of a map that is not fused are float32
+        return f"it takes float32 and bfloat16, and the inputs are {v.dtype}"
+    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+        return "it reads the memory of plain tensors, and these are others (fake ones, perhaps)"
+    return None
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, form: Form, state: State | None, batch: Batch, want_state: bool
+) -> tuple[Tensor, State | None]:
+    """The output, and the state after the last key where it is wanted."""
+    out = _blank(batch)(*q.shape[:3], v.shape[3], dtype=v.dtype)
+    end = (None,) * 4
+    if want_state:
+        shape = (batch.num_rows(k), k.shape[2], q.shape[3], v.shape[3])
+        shapes = (shape, shape[:3] if form.normalize else None) * 2
+        end = tuple(None if shape is None else torch.empty(shape) for shape in shapes)
+    _run("forward", q, k, v, form, state, batch, (out, *end), (None,) * 8)
+    return out, State(*end) if want_state else None  # type: ignore[arg-type]
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    form: Form,
+    state: State | None,
+    batch: Batch,
+    dout: Tensor | None,
+    dkv: Tensor | None,
+    dz: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of q, k, v and of the state's kv and z, from those of the output and of the final state."""
+    blank = _blank(batch)
+    grads = tuple(blank(x.shape, dtype=x.dtype) for x in (q, k, v))
+    start = (None, None)
+    if state is not None:
+        start = (torch.empty(state.kv.shape), None if state.z is None else torch.empty(state.z.shape))
+    if dout is not None:
+        dout = _rows(dout)
+        assert dout.shape == (*q.shape[:3], v.shape[3]) and dout.dtype == v.dtype
+    ends = tuple(None if x is None else x.float().contiguous() for x in (dkv, dz if form.normalize else None))
+    _run("backward", q, k, v, form, state, batch, (None,) * 5, (dout, *ends, *grads, *start))
+    return *grads, *start  # type: ignore[return-value]
 
 
 def feature_map(name: str, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -48,7 +105,68 @@ def feature_map(name: str, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tenso
     return y, slope
 
 
-@functools.cache
+def _run(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    form: Form,
+    state: State | None,
+    batch: Batch,
+    made: tuple[Tensor | None, ...],  # out, kv, z, kv_low, z_low
+    gradients: tuple[Tensor | None, ...],  # dout, dkv, dz of the state returned, dq, dk, dv, dkv, dz of the one given
+) -> None:
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    (B, T, H, D), (_, U, K, _), M = q.shape, k.shape, v.shape[3]
+    rows = batch.num_rows(k)
+    sums = _sums(state, (rows, K, D, M), form)
+    marks = tuple(_cuts(x, count) for x, count in _marks(batch, B, rows))
+    assert v.shape == (B, U, K, M) and k.shape == (B, U, K, D) and q.dtype == k.dtype and H % K == 0
+    dout = gradients[0]
+    packed = CALL.pack(
+        *(B, T, U, H, K, D, M, rows),
+        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *((0, 0, 0) if dout is None else dout.stride()[:3])),
+        *(MAPS[form.feature_map.name], form.causal, form.normalize, torch.get_num_threads()),
+        *(q.dtype == torch.bfloat16, v.dtype == torch.bfloat16),
+        *(math.sqrt(form.scale), -1.0 if form.eps is None else form.eps),
+        *(0 if x is None else x.data_ptr() for x in (q, k, v, *sums, *marks, *made, *gradients)),
+    )
+    if getattr(library(), f"linattn_attention_{name}")(packed) != 0:
+        raise MemoryError(f"the native CPU library could not get its working memory for {tuple(q.shape)}")
+
+
+def _blank(batch: Batch):
+    """Padding, and what lies between packed sequences, is not written to."""
+    whole = batch.lengths is None and batch.q_lengths is None and not batch.packed
+    return torch.empty if whole else torch.zeros
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x, copied where the numbers of a row do not lie side by side."""
+    return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
+
+
+def _sums(state: State | None, shape: tuple[int, ...], form: Form) -> tuple[Tensor | None, ...]:
+    if state is None:
+        return (None,) * 4
+    given = (state.kv, state.z, state.kv_low, state.z_low)
+    for x, size in zip(given, (shape, shape[:3]) * 2, strict=True):
+        assert (x is None) == (len(size) == 3 and not form.normalize), "z belongs to a normaliser"
+        assert x is None or (x.shape == size and x.dtype == torch.float32)
+    return tuple(None if x is None else x.contiguous() for x in given)
+
+
+def _marks(batch: Batch, B: int, rows: int):
+    return (batch.lengths, B), (batch.q_lengths, B), (batch.cu_seqlens, rows + 1), (batch.cu_seqlens_q, rows + 1)
+
+
+def _cuts(x: Tensor | None, count: int) -> Tensor | None:
+    if x is None:
+        return None
+    assert x.shape == (count,)
+    return x.to(torch.int64).contiguous()
+
+
 def _load() -> tuple[ctypes.CDLL | None, str]:
     found = [path for path in (Path(__file__).with_name(name) for name in NAMES) if path.exists()]
     if not found:
@@ -73,3 +191,7 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.linattn_available.restype = loaded.linattn_isa.restype = ctypes.c_char_p
     loaded.linattn_choose.argtypes = [ctypes.c_char_p]
     loaded.linattn_feature_map.argtypes = [i32, f32, pointer, pointer, pointer, i64, i32]
+    loaded.linattn_attention_forward.argtypes = loaded.linattn_attention_backward.argtypes = [ctypes.c_char_p]
+
+
+LIBRARY, REASON = _load()  # a millisecond; and torch.compile, which chooses an implementation too, sees two constants

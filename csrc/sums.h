@@ -1,0 +1,38 @@
+// The sums S and z, each a pair of numbers whose error does not grow with the number of terms (equation 12).
+#ifndef LINATTN_SUMS_H
+#define LINATTN_SUMS_H
+
+#include "simd.h"
+
+namespace linattn {
+namespace LINATTN_ISA {
+
+// high + low += x, for n numbers (a multiple of LANES).
+LINATTN_INLINE void add_exactly(float* high, float* low, const float* x, int64_t n) {
+    for (int64_t i = 0; i < n; i += LANES) {
+        const vec term = load(low + i) + load(x + i), before = load(high + i), after = before + term;
+        store(low + i, term - (after - before));
+        store(high + i, after);
+    }
+}
+
+// to[i] += the sum of n rows of `width` numbers (a multiple of LANES).
+LINATTN_INLINE void add_rows(float* to, const float* rows, int64_t row, int n, int64_t width) {
+    for (int64_t w = 0; w < width; w += LANES) {
+        vec total = zero();
+        for (int i = 0; i < n; i++) total += load(rows + i * row + w);
+        store(to + w, load(to + w) + total);
+    }
+}
+
+LINATTN_INLINE float dot(const float* x, const float* y, int64_t n) {
+    vec total = zero();
+    for (int64_t i = 0; i < n; i += LANES) total = fma(load(x + i), load(y + i), total);
+    return sum(total);
+}
+
+LINATTN_INLINE void clear(float* x, int64_t n) { memset(x, 0, n * sizeof(float)); }
+
+}  // namespace LINATTN_ISA
+}  // namespace linattn
+#endif
