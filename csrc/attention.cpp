@@ -24,7 +24,7 @@ Sequence sequence_of(const linattn_attention& c, int64_t state) {
         return s;
     }
     if (c.lengths) s.keys = within(c.lengths[state], 0, c.U);
-    if (c.causal) s.queries = s.keys;
+    if (c.causal) s.queries = s.keys = s.keys < c.T ? s.keys : c.T;
     else if (c.q_lengths) s.queries = within(c.q_lengths[state], 0, c.T);
     return s;
 }

@@ -46,7 +46,8 @@ struct Head {
     bool empty;  // nothing has been summed
 
     Head(const linattn_attention& call, const Sequence& sequence, int kv_head, float* scratch)
-        : c(call), s(sequence), w(call), pack(packing(call)), m(w, scratch), head(kv_head), groups(call.H / call.K), empty(true) {}
+        : c(call), s(sequence), w(call), pack(packing(call)), m(w, scratch), head(kv_head), groups(call.H / call.K),
+          empty(true) {}
 
     void run() {
         load_state();

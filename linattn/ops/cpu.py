@@ -88,8 +88,10 @@ def backward(
         start = (torch.empty(state.kv.shape), None if state.z is None else torch.empty(state.z.shape))
     if dout is not None:
         dout = _rows(dout)
-        assert dout.shape == (*q.shape[:3], v.shape[3]) and dout.dtype == v.dtype
-    ends = tuple(None if x is None else x.float().contiguous() for x in (dkv, dz if form.normalize else None))
+    shape = (batch.num_rows(k), k.shape[2], q.shape[3], v.shape[3])
+    dz = dz if form.normalize else None
+    ends = tuple(None if x is None else x.float().contiguous() for x in (dkv, dz))
+    _check(all(x is None or x.shape == size for x, size in zip(ends, (shape, shape[:3]), strict=True)), *ends)
     _run("backward", q, k, v, form, state, batch, (None,) * 5, (dout, *ends, *grads, *start))
     return *grads, *start  # type: ignore[return-value]
 
@@ -116,13 +118,16 @@ def _run(
     made: tuple[Tensor | None, ...],  # out, kv, z, kv_low, z_low
     gradients: tuple[Tensor | None, ...],  # dout, dkv, dz of the state returned, dq, dk, dv, dkv, dz of the one given
 ) -> None:
+    reason = why_not(q, k, v)
+    if reason is not None:
+        raise ValueError(f"the native CPU library cannot run this call: {reason}")
     q, k, v = _rows(q), _rows(k), _rows(v)
     (B, T, H, D), (_, U, K, _), M = q.shape, k.shape, v.shape[3]
-    rows = batch.num_rows(k)
+    rows, dout = batch.num_rows(k), gradients[0]
+    _check(k.shape == (B, U, K, D) and v.shape == (B, U, K, M) and q.dtype == k.dtype and H % max(K, 1) == 0, q, k, v)
+    _check(dout is None or (dout.shape == (B, T, H, M) and dout.dtype == v.dtype and dout.device == v.device), dout, v)
     sums = _sums(state, (rows, K, D, M), form)
     marks = tuple(_cuts(x, count) for x, count in _marks(batch, B, rows))
-    assert v.shape == (B, U, K, M) and k.shape == (B, U, K, D) and q.dtype == k.dtype and H % K == 0
-    dout = gradients[0]
     packed = CALL.pack(
         *(B, T, U, H, K, D, M, rows),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *((0, 0, 0) if dout is None else dout.stride()[:3])),
@@ -133,6 +138,13 @@ def _run(
     )
     if getattr(library(), f"linattn_attention_{name}")(packed) != 0:
         raise MemoryError(f"the native CPU library could not get its working memory for {tuple(q.shape)}")
+
+
+def _check(holds: object, *tensors: Tensor | None) -> None:
+    """What the library relies on. Not an assert, which `python -O` would drop: it reads memory by these numbers."""
+    if not holds:
+        seen = ", ".join("None" if x is None else f"{tuple(x.shape)} {x.dtype}" for x in tensors)
+        raise ValueError(f"the native CPU library was called with tensors that do not belong together: {seen}")
 
 
 def _blank(batch: Batch):
@@ -151,8 +163,8 @@ def _sums(state: State | None, shape: tuple[int, ...], form: Form) -> tuple[Tens
         return (None,) * 4
     given = (state.kv, state.z, state.kv_low, state.z_low)
     for x, size in zip(given, (shape, shape[:3]) * 2, strict=True):
-        assert (x is None) == (len(size) == 3 and not form.normalize), "z belongs to a normaliser"
-        assert x is None or (x.shape == size and x.dtype == torch.float32)
+        _check((x is None) == (len(size) == 3 and not form.normalize), *given)  # z belongs to a normaliser
+        _check(x is None or (x.shape == size and x.dtype == torch.float32 and x.device.type == "cpu"), *given)
     return tuple(None if x is None else x.contiguous() for x in given)
 
 
@@ -163,7 +175,7 @@ def _marks(batch: Batch, B: int, rows: int):
 def _cuts(x: Tensor | None, count: int) -> Tensor | None:
     if x is None:
         return None
-    assert x.shape == (count,)
+    _check(x.shape == (count,) and x.device.type == "cpu", x)
     return x.to(torch.int64).contiguous()
 
 
