@@ -5,30 +5,35 @@
 Products take tiles in the inputs' precision (bf16; tf32 once or three times for float32 and float16), sums are float32.
 Not causal: S and z are the sums of all keys, made beforehand, and there is nothing within a chunk.
 
-Axes:  [T, D] a tile of queries or keys   [T, M] of values   S [D, M]   z [D]     a program has one head, one block of M
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S [D, M]   z [D, 16 equal columns]
+       A program has one head, and one block of M.
 """
 
 # Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
-import triton
 import triton.language as tl
 
+from linattn.ops.triton.jit import kernel
 from linattn.ops.triton.maps import mapped
 from linattn.ops.triton.tiles import (
-    VARYING,
+    COLUMNS,
     aligned,
     bounds,
     divisor,
+    load_sum,
     load_sums,
     load_tile,
+    ones,
     place,
+    store_sum,
     store_sums,
     store_tile,
+    weighed,
 )
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def forward(
     q,
     k,
@@ -43,22 +48,22 @@ def forward(
     ends_kv,
     ends_z,
     lengths,
-    q_row: tl.int64,
-    q_time: tl.int64,
-    q_head: tl.int64,
-    k_row: tl.int64,
-    k_time: tl.int64,
-    k_head: tl.int64,
-    v_row: tl.int64,
-    v_time: tl.int64,
-    v_head: tl.int64,
-    T: tl.int32,
-    rows: tl.int32,
-    heads: tl.int32,
-    group: tl.int32,
-    SEG: tl.int32,
-    root: tl.float32,
-    eps: tl.float32,
+    q_row,
+    q_time,
+    q_head,
+    k_row,
+    k_time,
+    k_head,
+    v_row,
+    v_time,
+    v_head,
+    T,
+    rows,
+    heads,
+    group,
+    SEG,
+    root,
+    eps,
     D: tl.constexpr,
     M: tl.constexpr,
     BD: tl.constexpr,
@@ -109,18 +114,18 @@ def forward(
             mask=(feature < D)[:, None] & (value < M)[None, :] & earlier,
             other=0.0,
         )
-        z = tl.load(ends_z + before * D + feature, mask=(feature < D) & earlier, other=0.0)
+        z = load_sum(ends_z + before * D, feature, (feature < D) & earlier, COLUMNS)
     else:
         earlier = False
         S = tl.zeros([BD, BM], tl.float32)
-        z = tl.zeros([BD], tl.float32)
+        z = tl.zeros([BD, COLUMNS], tl.float32)
     if STATE_IN:
         if not earlier:
             S = load_sums(kv_in + state * D * M, feature, value, D, M)
             if NORMALIZE:
-                z = tl.load(z_in + state * D + feature, mask=feature < D, other=0.0)
+                z = load_sum(z_in + state * D, feature, feature < D, COLUMNS)
 
-    added_kv, added_z = tl.zeros([BD, BM], tl.float32), tl.zeros([BD], tl.float32)
+    added_kv, added_z = tl.zeros([BD, BM], tl.float32), tl.zeros([BD, COLUMNS], tl.float32)
 
     # 2. Chunk by chunk, one segment after the other.
     mine = head % group == 0  # one query head of a group writes what its heads share
@@ -140,7 +145,7 @@ def forward(
             else:
                 num = tl.dot(phi_q, S.to(NARROW), input_precision=PRECISION)
             if NORMALIZE:
-                den = tl.sum(phi_q.to(tl.float32) * z[None, :], 1)
+                den = weighed(phi_q, z, COLUMNS, NARROW, PRECISION)
                 if CAUSAL:
                     den += tl.sum(weights, 1)
                 num = num / divisor(den, eps, EPS)[:, None]
@@ -150,29 +155,30 @@ def forward(
                 num = tl.where((token < real)[:, None], num, 0.0)
             store_tile(out, out_time, token, size, value, num, M, BM)
             if CAUSAL:
-                enters = phi_k.to(tl.float32)
-                if NORMALIZE:  # φ(0) need not be 0: padding must not enter z
-                    enters = tl.where((token < real)[:, None], enters, 0.0)
+                turned = tl.trans(phi_k)
                 if ADDED:
-                    added_kv = tl.dot(tl.trans(phi_k), x_v, added_kv, input_precision=PRECISION)
-                    added_z += tl.sum(enters, 0)
+                    added_kv = tl.dot(turned, x_v, added_kv, input_precision=PRECISION)
                 else:
-                    S = tl.dot(tl.trans(phi_k), x_v, S, input_precision=PRECISION)
-                    if NORMALIZE:
-                        z += tl.sum(enters, 0)
+                    S = tl.dot(turned, x_v, S, input_precision=PRECISION)
+                if NORMALIZE:  # φ(0) need not be 0: padding must not enter z
+                    live = ones(token < real, COLUMNS, NARROW)
+                    if ADDED:
+                        added_z = tl.dot(turned, live, added_z, input_precision=PRECISION)
+                    else:
+                        z = tl.dot(turned, live, z, input_precision=PRECISION)
         if SAVE_ENDS and mine:
             here = (unit + segment // SEG).to(tl.int64) * key_heads + key_head
             store_sums(ends_kv + here * D * M, feature, value, S, D, M)
             if NORMALIZE and block == 0:
-                tl.store(ends_z + here * D + feature, z, mask=feature < D)
+                store_sum(ends_z + here * D, feature, z, D, COLUMNS)
 
     # 3. What is left behind.
     if STATE_OUT and mine:
         store_sums(kv_end + state * D * M, feature, value, added_kv if ADDED else S, D, M)
         if NORMALIZE and block == 0:
-            tl.store(z_end + state * D + feature, added_z if ADDED else z, mask=feature < D)
+            store_sum(z_end + state * D, feature, added_z if ADDED else z, D, COLUMNS)
     if SAVE_CENTER and mine:
         S, z = S + added_kv, z + added_z
-        weight = tl.sum(z, 0)
+        weight = tl.sum(tl.sum(z, 1), 0) / COLUMNS
         mean = tl.sum(S, 0) / tl.where(weight == 0, float("inf"), weight)
         tl.store(center + state * M + value, mean, mask=value < M)

@@ -22,7 +22,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     function = inspect.unwrap(function)
     varying = [name for name in inspect.signature(function).parameters if name in TYPES]
     function.__annotations__ |= {name: TYPES[name] for name in varying}
-    return triton.jit(function, do_not_specialize=varying)  # type: ignore[call-overload]
+    return triton.jit(do_not_specialize=varying)(function)
 
 
 def device(function: Callable[..., Any]) -> Any:

@@ -8,20 +8,35 @@
 One state is held at a time, where the single sweep of sweep.py holds two. When even one is too much for the registers,
 a program of dq has a block of features and one of dkv either a block of features (for dk) or one of values (for dv).
 
-Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D]     BF features, BV values a block
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D, 16 equal columns]
+       BF features, BV values a block
 """
 
 # Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
-import triton
 import triton.language as tl
 
+from linattn.ops.triton.jit import kernel
 from linattn.ops.triton.maps import mapped, slope
-from linattn.ops.triton.tiles import VARYING, aligned, bounds, divisor, load_sums, load_tile, place, store_tile
+from linattn.ops.triton.tiles import (
+    COLUMNS,
+    aligned,
+    bounds,
+    divisor,
+    load_sum,
+    load_sums,
+    load_tile,
+    ones,
+    outer,
+    place,
+    store_sum,
+    store_tile,
+    weighed_sum,
+)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def dq_kernel(
     q,
     k,
@@ -37,25 +52,25 @@ def dq_kernel(
     z_in,
     dq,
     lengths,
-    q_row: tl.int64,
-    q_time: tl.int64,
-    q_head: tl.int64,
-    k_row: tl.int64,
-    k_time: tl.int64,
-    k_head: tl.int64,
-    v_row: tl.int64,
-    v_time: tl.int64,
-    v_head: tl.int64,
-    do_row: tl.int64,
-    do_time: tl.int64,
-    do_head: tl.int64,
-    T: tl.int32,
-    rows: tl.int32,
-    heads: tl.int32,
-    group: tl.int32,
-    SEG: tl.int32,
-    root: tl.float32,
-    eps: tl.float32,
+    q_row,
+    q_time,
+    q_head,
+    k_row,
+    k_time,
+    k_head,
+    v_row,
+    v_time,
+    v_head,
+    do_row,
+    do_time,
+    do_head,
+    T,
+    rows,
+    heads,
+    group,
+    SEG,
+    root,
+    eps,
     D: tl.constexpr,
     M: tl.constexpr,
     BD: tl.constexpr,
@@ -102,7 +117,7 @@ def dq_kernel(
     c = tl.zeros([BM], tl.float32)
     if CENTER:
         c = tl.load(center + state * M + value, mask=value < M, other=0.0)
-    S, z = tl.zeros([BF, BM], tl.float32), tl.zeros([BF], tl.float32)
+    S, z = tl.zeros([BF, BM], tl.float32), tl.zeros([BF, COLUMNS], tl.float32)
     inside = (mine < D)[:, None] & (value < M)[None, :]
     if SPLIT and CAUSAL:
         earlier = begin > 0
@@ -110,14 +125,14 @@ def dq_kernel(
         pointers = ends_kv + before * D * M + mine[:, None] * M + value[None, :]
         S = tl.load(pointers, mask=inside & earlier, other=0.0)
         if NORMALIZE:
-            z = tl.load(ends_z + before * D + mine, mask=(mine < D) & earlier, other=0.0)
+            z = load_sum(ends_z + before * D, mine, (mine < D) & earlier, COLUMNS)
     else:
         earlier = False
     if STATE_IN:
         if not earlier:
             S = load_sums(kv_in + state * D * M, mine, value, D, M)
             if NORMALIZE:
-                z = tl.load(z_in + state * D + mine, mask=mine < D, other=0.0)
+                z = load_sum(z_in + state * D, mine, mine < D, COLUMNS)
 
     for chunk in tl.range(begin, stop, BT, num_stages=STAGES):
         token = chunk + step
@@ -127,12 +142,11 @@ def dq_kernel(
         if NORMALIZE:
             den = tl.load(den_in + token, mask=live, other=1.0)
             inverse = 1.0 / divisor(den, eps, EPS)
-            wide_g = x_do.to(tl.float32) * inverse[:, None]
-            g = wide_g.to(NARROW)
+            g = (x_do.to(tl.float32) * inverse[:, None]).to(NARROW)
         else:
             g = x_do.to(NARROW)
         if CENTER:
-            counted = (S - z[:, None] * c[None, :]).to(NARROW)
+            counted = (S - tl.sum(z, 1)[:, None] / COLUMNS * c[None, :]).to(NARROW)
         else:
             counted = S.to(NARROW)
         dphi_q = tl.dot(g, tl.trans(counted), input_precision=PRECISION)
@@ -153,12 +167,12 @@ def dq_kernel(
                 dden = -through * inverse
             else:  # φ(q) is not whole here, but the output tells the same: Σ_j A dA + φq·(g S') = g·(out − c) den
                 y = load_tile(out, m_time, token, real, value, M, BM).to(tl.float32)
-                dden = -tl.sum(wide_g * (y - c[None, :]), 1)
+                dden = -tl.sum(x_do.to(tl.float32) * (y - c[None, :]), 1) * inverse
             if EPS:
                 dden = tl.where(tl.abs(den) < eps, 0.0, dden)
             if block == 0:
                 tl.store(dden_out + token, dden, mask=token < size)
-            dphi_q += dden[:, None] * z[None, :]
+            dphi_q = outer(dden, z, dphi_q, COLUMNS, NARROW, PRECISION)
         if CAUSAL:
             if NORMALIZE:
                 dweights += dden[:, None]
@@ -166,14 +180,14 @@ def dq_kernel(
             dphi_q = tl.dot(dweights, phi_k, dphi_q, input_precision=PRECISION)
             S = tl.dot(tl.trans(phi_k), raw_v.to(NARROW), S, input_precision=PRECISION)
             if NORMALIZE:
-                z += tl.sum(tl.where(live[:, None], phi_k.to(tl.float32), 0.0), 0)
+                z = tl.dot(tl.trans(phi_k), ones(live, COLUMNS, NARROW), z, input_precision=PRECISION)
         dphi_q *= slope(x_q.to(tl.float32) * root, MAP) * root
         if LAYOUT == "padded":
             dphi_q = tl.where(live[:, None], dphi_q, 0.0)
         store_tile(dq, d_time, token, size, mine, dphi_q, D, BF)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def dkv_kernel(
     q,
     k,
@@ -191,25 +205,25 @@ def dkv_kernel(
     dkv,
     dz,
     lengths,
-    q_row: tl.int64,
-    q_time: tl.int64,
-    q_head: tl.int64,
-    k_row: tl.int64,
-    k_time: tl.int64,
-    k_head: tl.int64,
-    v_row: tl.int64,
-    v_time: tl.int64,
-    v_head: tl.int64,
-    do_row: tl.int64,
-    do_time: tl.int64,
-    do_head: tl.int64,
-    T: tl.int32,
-    rows: tl.int32,
-    heads: tl.int32,
-    group: tl.int32,
-    SEG: tl.int32,
-    root: tl.float32,
-    eps: tl.float32,
+    q_row,
+    q_time,
+    q_head,
+    k_row,
+    k_time,
+    k_head,
+    v_row,
+    v_time,
+    v_head,
+    do_row,
+    do_time,
+    do_head,
+    T,
+    rows,
+    heads,
+    group,
+    SEG,
+    root,
+    eps,
     D: tl.constexpr,
     M: tl.constexpr,
     BD: tl.constexpr,
@@ -267,19 +281,20 @@ def dkv_kernel(
     if CENTER:
         state = row.to(tl.int64) * (heads // group) + key_head
         c = tl.load(center + state * M + value, mask=value < M, other=0.0)
-    dS, dz_sum = tl.zeros([BF, BV], tl.float32), tl.zeros([BF], tl.float32)
+    dS, dz_sum = tl.zeros([BF, BV], tl.float32), tl.zeros([BF, COLUMNS], tl.float32)
+    one = tl.full([BT], 1.0, tl.float32)
     into = row.to(tl.int64) * heads + head
     if GRADIENT_IN:
         if stop == size or not CAUSAL:
             dS = load_sums(dkv_end + into * D * M, feature, value, D, M)
             if NORMALIZE:
-                dz_sum = tl.load(dz_end + into * D + feature, mask=feature < D, other=0.0)
+                dz_sum = load_sum(dz_end + into * D, feature, feature < D, COLUMNS)
     if SPLIT and CAUSAL:
         if stop < size:
             after = (unit + begin // SEG + 1).to(tl.int64) * heads + head
             dS = load_sums(later_kv + after * D * M, feature, value, D, M)
             if NORMALIZE:
-                dz_sum = tl.load(later_z + after * D + feature, mask=feature < D, other=0.0)
+                dz_sum = load_sum(later_z + after * D, feature, feature < D, COLUMNS)
 
     chunks = tl.cdiv(stop - begin, BT)
     for n in tl.range(0, chunks, num_stages=STAGES):
@@ -308,7 +323,7 @@ def dkv_kernel(
                 turned = tl.where(before, turned, 0.0).to(NARROW)
                 dphi_k = tl.dot(turned, phi_q, dphi_k, input_precision=PRECISION)
             if NORMALIZE:
-                dphi_k += dz_sum[None, :]
+                dphi_k = outer(one, dz_sum, dphi_k, COLUMNS, NARROW, PRECISION)
             dphi_k *= slope(x_k.to(tl.float32) * root, MAP) * root
             if LAYOUT == "padded":
                 dphi_k = tl.where(live[:, None], dphi_k, 0.0)
@@ -326,11 +341,11 @@ def dkv_kernel(
         if CAUSAL:
             dS = tl.dot(tl.trans(phi_q), g, dS, input_precision=PRECISION)
             if NORMALIZE:
-                dz_sum += tl.sum(phi_q.to(tl.float32) * dden[:, None], 0)
+                dz_sum = weighed_sum(phi_q, dden, dz_sum, COLUMNS, NARROW, PRECISION)
 
     if GRADIENT_OUT and CAUSAL:
         if begin == 0:
             inside = (feature < D)[:, None] & (value < M)[None, :]
             tl.store(dkv + into * D * M + feature[:, None] * M + value[None, :], dS, mask=inside)
             if NORMALIZE and (KEYS or block == 0):
-                tl.store(dz + into * D + feature, dz_sum, mask=feature < D)
+                store_sum(dz + into * D, feature, dz_sum, D, COLUMNS)

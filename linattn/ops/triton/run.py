@@ -24,12 +24,11 @@ from linattn.ops.triton.parts import dkv_kernel, dq_kernel
 from linattn.ops.triton.sums import scan as scan_kernel
 from linattn.ops.triton.sums import sums as sums_kernel
 from linattn.ops.triton.sweep import sweep as sweep_kernel
-from linattn.ops.triton.table import filling, tile
+from linattn.ops.triton.table import filling, tile, widest_sweep
 from linattn.state import State
 
-SWEEP = 64  # widest heads whose two states fit the registers of one program
 SHORT = 512  # up to here the sweep makes its own sums: reading keys twice costs less than keeping states
-REWIND = {True: 4096, False: 512}  # tokens over which a state may be run backwards, with bfloat16 products and without
+REWIND = 4096  # tokens over which a state may be run backwards: the rounding of its sums then stays below bfloat16's
 WHOLE = 1 << 30  # a segment that no sequence outgrows
 
 
@@ -60,15 +59,15 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(rows: int, heads: int, time: int, size: int, narrow: bool, packed: bool, cores: int) -> Plan:
-    """For sequences of at most `time` tokens (packed: in all), and features and values of at most `size`."""
-    sweep = size <= SWEEP
+def plan(rows: int, heads: int, time: int, size: int, half: bool, packed: bool, cores: int) -> Plan:
+    """For sequences of at most `time` tokens (packed: in all), features and values of at most `size`; half: 16 bits."""
+    sweep = half and block(size) <= widest_sweep()  # float32 is rewound too coarsely: see sweep.py
     fill = filling("forward", size)
-    wanted, most = fill.programs * cores, REWIND[narrow] if sweep else WHOLE
+    wanted, most = fill.programs * cores, REWIND if sweep else WHOLE
     split = rows * heads < 0.75 * wanted and time >= 2 * fill.tokens
     if not split:
         ends = sweep and time > SHORT
-        return Plan(REWIND[narrow] if ends else WHOLE, False, ends, sweep)
+        return Plan(REWIND if ends else WHOLE, False, ends, sweep)
     pieces = max(2, wanted // (rows * heads)) * (rows if packed else 1)
     seg = max(fill.tokens, -(-time // pieces))
     return Plan(min(most, -(-seg // 128) * 128), True, True, sweep)
@@ -214,7 +213,7 @@ class _Call:
         size = max(self.D, self.M)
         cores = multiprocessors(q.device)
         time = max(q.shape[1], k.shape[1])
-        self.plan = plan(self.rows, self.H, time, size, self.narrow, batch.packed, cores)
+        self.plan = plan(self.rows, self.H, time, size, v.dtype.itemsize == 2, batch.packed, cores)
         if not form.causal:
             seg = 512 if time > 512 else 128
             self.plan = Plan(seg, True, True, False)
@@ -444,7 +443,7 @@ def _whole_sums(state: State | None) -> tuple[Tensor, Tensor | None] | None:
         return None
     kv = state.kv if state.kv_low is None else state.kv + state.kv_low
     z = state.z if state.z is None or state.z_low is None else state.z + state.z_low
-    return kv.contiguous(), None if z is None else z.contiguous()
+    return _dense(kv), None if z is None else _dense(z)
 
 
 def _state(kv: Tensor, z: Tensor | None) -> State:
@@ -463,7 +462,13 @@ def _incoming(call: _Call, dkv: Tensor | None, dz: Tensor | None, center: Tensor
             z = z + (kv @ center[..., None])[..., 0]
     if call.G > 1:
         kv, z = (None if x is None else _to_first(x, call.G) for x in (kv, z))
-    return tuple(None if x is None else x.contiguous() for x in (kv, z))
+    return tuple(None if x is None else _dense(x) for x in (kv, z))
+
+
+def _dense(x: Tensor) -> Tensor:
+    """x contiguous and beginning on 16 bytes, which a gradient that is a slice of another need not be."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def _to_first(x: Tensor, group: int) -> Tensor:

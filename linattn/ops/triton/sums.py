@@ -12,14 +12,14 @@ Axes:  [T, D] a tile of keys or queries   [T, M] of values or output gradients  
 # Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
-import triton
 import triton.language as tl
 
+from linattn.ops.triton.jit import kernel
 from linattn.ops.triton.maps import mapped
-from linattn.ops.triton.tiles import VARYING, aligned, bounds, divisor, first_unit, load_tile, place, store_sums
+from linattn.ops.triton.tiles import aligned, bounds, divisor, first_unit, load_tile, place, store_sums
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def sums(
     x,
     y,
@@ -29,19 +29,19 @@ def sums(
     part_kv,
     part_z,
     lengths,
-    x_row: tl.int64,
-    x_time: tl.int64,
-    x_head: tl.int64,
-    y_row: tl.int64,
-    y_time: tl.int64,
-    y_head: tl.int64,
-    T: tl.int32,
-    rows: tl.int32,
-    heads: tl.int32,
-    group: tl.int32,
-    SEG: tl.int32,
-    root: tl.float32,
-    eps: tl.float32,
+    x_row,
+    x_time,
+    x_head,
+    y_row,
+    y_time,
+    y_head,
+    T,
+    rows,
+    heads,
+    group,
+    SEG,
+    root,
+    eps,
     D: tl.constexpr,
     M: tl.constexpr,
     BD: tl.constexpr,
@@ -113,7 +113,7 @@ def sums(
             tl.store(part_z + here * D + feature, z, mask=feature < D)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def scan(
     part_kv,
     part_z,
@@ -124,10 +124,10 @@ def scan(
     z_end,
     center,
     lengths,
-    T: tl.int32,
-    rows: tl.int32,
-    heads: tl.int32,
-    SEG: tl.int32,
+    T,
+    rows,
+    heads,
+    SEG,
     D: tl.constexpr,
     M: tl.constexpr,
     BD: tl.constexpr,

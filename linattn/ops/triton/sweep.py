@@ -6,33 +6,39 @@
 The sums S, z before a chunk are needed with those after it already known, so the state is run backwards: S −= φkᵀ v. It
 starts anew from what the forward pass kept at the end of each segment (in a short sequence from its own sums, made in a
 first walk over the keys). Values are counted from c, v' = v − c and S' = S − z c (equation 9), S itself from 0: it must
-lose exactly what the forward pass added. The transposed tables are products of their own and not transposes of A and
-dA: Triton 3.4 to 3.7 gives wrong results for those on Hopper.
+lose exactly what the forward pass added. What rounding leaves of that is 10⁻⁵ of dq after 500 tokens: nothing beside a
+16-bit gradient, a hundred times too much for a float32 one, which takes parts.py. The transposed tables are products
+of their own and not transposes of A and dA: Triton 3.4 to 3.7 gives wrong results for those on Hopper.
 
-Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D]
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D, 16 equal columns]
 """
 
 # Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
-import triton
 import triton.language as tl
 
+from linattn.ops.triton.jit import kernel
 from linattn.ops.triton.maps import mapped, slope
 from linattn.ops.triton.tiles import (
-    VARYING,
+    COLUMNS,
     aligned,
     bounds,
     divisor,
+    load_sum,
     load_sums,
     load_tile,
+    ones,
+    outer,
     place,
+    store_sum,
     store_sums,
     store_tile,
+    weighed_sum,
 )
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def sweep(
     q,
     k,
@@ -54,25 +60,25 @@ def sweep(
     dkv,
     dz,
     lengths,
-    q_row: tl.int64,
-    q_time: tl.int64,
-    q_head: tl.int64,
-    k_row: tl.int64,
-    k_time: tl.int64,
-    k_head: tl.int64,
-    v_row: tl.int64,
-    v_time: tl.int64,
-    v_head: tl.int64,
-    do_row: tl.int64,
-    do_time: tl.int64,
-    do_head: tl.int64,
-    T: tl.int32,
-    rows: tl.int32,
-    heads: tl.int32,
-    group: tl.int32,
-    SEG: tl.int32,
-    root: tl.float32,
-    eps: tl.float32,
+    q_row,
+    q_time,
+    q_head,
+    k_row,
+    k_time,
+    k_head,
+    v_row,
+    v_time,
+    v_head,
+    do_row,
+    do_time,
+    do_head,
+    T,
+    rows,
+    heads,
+    group,
+    SEG,
+    root,
+    eps,
     D: tl.constexpr,
     M: tl.constexpr,
     BD: tl.constexpr,
@@ -101,6 +107,7 @@ def sweep(
     at_row, start, size, real = bounds(row, T, lengths, LAYOUT)
 
     feature, value, step = tl.arange(0, BD), tl.arange(0, BM), tl.arange(0, BT)
+    one = tl.full([BT], 1.0, tl.float32)
     at = at_row.to(tl.int64)
     q_time, k_time = aligned(q_time, ALIGNED), aligned(k_time, ALIGNED)
     v_time, do_time = aligned(v_time, ALIGNED), aligned(do_time, ALIGNED)
@@ -120,37 +127,37 @@ def sweep(
         c = tl.load(center + state * M + value, mask=value < M, other=0.0)
 
     # 1. What later segments ask of the sums.
-    dS, dz_sum = tl.zeros([BD, BM], tl.float32), tl.zeros([BD], tl.float32)
+    dS, dz_sum = tl.zeros([BD, BM], tl.float32), tl.zeros([BD, COLUMNS], tl.float32)
     if GRADIENT_IN:
         if stop == size:
             into = row.to(tl.int64) * heads + head
             dS = load_sums(dkv_end + into * D * M, feature, value, D, M)
             if NORMALIZE:
-                dz_sum = tl.load(dz_end + into * D + feature, mask=feature < D, other=0.0)
+                dz_sum = load_sum(dz_end + into * D, feature, feature < D, COLUMNS)
     if SPLIT:
         if stop < size:
             after = (unit + begin // SEG + 1).to(tl.int64) * heads + head
             dS = load_sums(later_kv + after * D * M, feature, value, D, M)
             if NORMALIZE:
-                dz_sum = tl.load(later_z + after * D + feature, mask=feature < D, other=0.0)
+                dz_sum = load_sum(later_z + after * D, feature, feature < D, COLUMNS)
 
     segments = tl.cdiv(stop - begin, SEG)
     for number in range(segments):
         first = begin + (segments - 1 - number) * SEG
         last = tl.minimum(first + SEG, stop)
         # 2. The sums at the end of the segment.
-        S, z = tl.zeros([BD, BM], tl.float32), tl.zeros([BD], tl.float32)
+        S, z = tl.zeros([BD, BM], tl.float32), tl.zeros([BD, COLUMNS], tl.float32)
         if ENDS:
             here = (unit + first // SEG).to(tl.int64) * key_heads + key_head
             S = load_sums(ends_kv + here * D * M, feature, value, D, M)
             if NORMALIZE:
-                z = tl.load(ends_z + here * D + feature, mask=feature < D, other=0.0)
+                z = load_sum(ends_z + here * D, feature, feature < D, COLUMNS)
         else:
             if STATE_IN:
                 given = row.to(tl.int64) * key_heads + key_head
                 S = load_sums(kv_in + given * D * M, feature, value, D, M)
                 if NORMALIZE:
-                    z = tl.load(z_in + given * D + feature, mask=feature < D, other=0.0)
+                    z = load_sum(z_in + given * D, feature, feature < D, COLUMNS)
             for chunk in tl.range(first, last, BT, num_stages=STAGES):
                 token = chunk + step
                 x_k = load_tile(k, k_time, token, real, feature, D, BD)
@@ -158,7 +165,7 @@ def sweep(
                 x_v = load_tile(v, v_time, token, real, value, M, BM).to(NARROW)
                 S = tl.dot(tl.trans(phi_k), x_v, S, input_precision=PRECISION)
                 if NORMALIZE:
-                    z += tl.sum(tl.where((token < real)[:, None], phi_k.to(tl.float32), 0.0), 0)
+                    z = tl.dot(tl.trans(phi_k), ones(token < real, COLUMNS, NARROW), z, input_precision=PRECISION)
 
         chunks = tl.cdiv(last - first, BT)
         for n in tl.range(0, chunks, num_stages=STAGES):
@@ -174,9 +181,9 @@ def sweep(
             # 3. Back to the sums before this chunk, and their values counted from c.
             S = tl.dot(tl.trans(phi_k), -x_v.to(NARROW), S, input_precision=PRECISION)
             if NORMALIZE:
-                z -= tl.sum(tl.where(live[:, None], phi_k.to(tl.float32), 0.0), 0)
+                z = tl.dot(tl.trans(phi_k), -ones(live, COLUMNS, NARROW), z, input_precision=PRECISION)
             if CENTER:
-                counted = (S - z[:, None] * c[None, :]).to(NARROW)
+                counted = (S - tl.sum(z, 1)[:, None] / COLUMNS * c[None, :]).to(NARROW)
                 x_v = (x_v.to(tl.float32) - c[None, :]).to(NARROW)
             else:
                 counted = S.to(NARROW)
@@ -200,7 +207,7 @@ def sweep(
                 if EPS:
                     dden = tl.where(tl.abs(den) < eps, 0.0, dden)
                 dweights += dden[:, None]
-                dphi_q += dden[:, None] * z[None, :]
+                dphi_q = outer(dden, z, dphi_q, COLUMNS, NARROW, PRECISION)
             dweights = tl.where(seen, dweights, 0.0).to(NARROW)
             dphi_q = tl.dot(dweights, phi_k, dphi_q, input_precision=PRECISION)
             dphi_q *= slope(x_q.to(tl.float32) * root, MAP) * root
@@ -217,7 +224,7 @@ def sweep(
             dphi_k = tl.dot(x_v, tl.trans(dS.to(NARROW)), input_precision=PRECISION)
             dphi_k = tl.dot(turned, phi_q, dphi_k, input_precision=PRECISION)
             if NORMALIZE:
-                dphi_k += dz_sum[None, :]
+                dphi_k = outer(one, dz_sum, dphi_k, COLUMNS, NARROW, PRECISION)
             dphi_k *= slope(x_k.to(tl.float32) * root, MAP) * root
             if LAYOUT == "padded":
                 dphi_k = tl.where(live[:, None], dphi_k, 0.0)
@@ -233,11 +240,11 @@ def sweep(
             # 6. What this chunk asks of the sums before it.
             dS = tl.dot(tl.trans(phi_q), g, dS, input_precision=PRECISION)
             if NORMALIZE:
-                dz_sum += tl.sum(phi_q.to(tl.float32) * tl.where(live, dden, 0.0)[:, None], 0)
+                dz_sum = weighed_sum(phi_q, tl.where(live, dden, 0.0), dz_sum, COLUMNS, NARROW, PRECISION)
 
     if GRADIENT_OUT:
         if begin == 0:
             into = row.to(tl.int64) * heads + head
             store_sums(dkv + into * D * M, feature, value, dS, D, M)
             if NORMALIZE:
-                tl.store(dz + into * D + feature, dz_sum, mask=feature < D)
+                store_sum(dz + into * D, feature, dz_sum, D, COLUMNS)

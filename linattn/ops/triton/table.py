@@ -10,6 +10,7 @@ import functools
 import json
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -48,5 +49,11 @@ def filling(direction: str, size: int) -> Filling:
 
 
 @functools.cache
-def _table() -> dict:
+def widest_sweep() -> int:
+    """The widest heads whose gradients are made in a single sweep."""
+    return _table()["sweep"]
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
     return json.loads(resources.files("linattn.ops.triton").joinpath("launch_table.json").read_text())

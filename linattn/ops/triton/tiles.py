@@ -14,17 +14,14 @@ Axes:  [T, W] a tile of T tokens and W numbers of each
 # Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
-import triton
 import triton.language as tl
 
 from linattn.ops.triton.jit import device
 
-# What differs from call to call; none of it may lead to another compilation.
-VARYING = [f"{x}_{axis}" for x in ("q", "k", "v", "do", "x", "y") for axis in ("row", "time", "head")]
-VARYING += ["T", "rows", "heads", "group", "SEG", "root", "eps"]
+COLUMNS = tl.constexpr(16)  # of z, all equal: the narrowest matrix that a product of tiles takes
 
 
-@triton.jit
+@device
 def bounds(row, T, lengths, LAYOUT: tl.constexpr):
     """Of a sequence: its row of the tensors, its first token there, its places (padding included), its real tokens."""
     if LAYOUT == "packed":
@@ -38,7 +35,7 @@ def bounds(row, T, lengths, LAYOUT: tl.constexpr):
         return row, row * 0, row * 0 + T, row * 0 + T
 
 
-@triton.jit
+@device
 def first_unit(row, T, lengths, SEG, LAYOUT: tl.constexpr):
     """The number of a sequence's first unit."""
     if LAYOUT == "packed":
@@ -48,7 +45,7 @@ def first_unit(row, T, lengths, SEG, LAYOUT: tl.constexpr):
         return row * tl.cdiv(T, SEG)
 
 
-@triton.jit
+@device
 def row_of(unit, T, lengths, rows, SEG, LAYOUT: tl.constexpr):
     """The sequence that a unit belongs to."""
     if LAYOUT == "packed":
@@ -65,7 +62,7 @@ def row_of(unit, T, lengths, rows, SEG, LAYOUT: tl.constexpr):
         return unit // tl.cdiv(T, SEG)
 
 
-@triton.jit
+@device
 def place(pid, T, lengths, rows, SEG, LAYOUT: tl.constexpr, SPLIT: tl.constexpr):
     """What a program works on: (row, its first unit, first token, end). SPLIT: one unit of a row; else all of it."""
     if SPLIT:
@@ -79,16 +76,20 @@ def place(pid, T, lengths, rows, SEG, LAYOUT: tl.constexpr, SPLIT: tl.constexpr)
         return pid, first_unit(pid, T, lengths, SEG, LAYOUT), pid * 0, size
 
 
-@triton.jit
+@device
 def aligned(stride, ALIGNED: tl.constexpr):
-    """A stride, known to keep rows of tiles on 16 bytes."""
+    """A stride, known to keep rows of tiles on 16 bytes.
+
+    tl.multiple_of would be lost here: on an argument it says nothing, and then tiles are read two bytes at a time, and
+    none ahead of time.
+    """
     if ALIGNED:
-        return tl.multiple_of(stride, 8)
+        return stride // 8 * 8
     else:
         return stride
 
 
-@triton.jit
+@device
 def load_tile(base, stride, token, end, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """[T, BLOCK] numbers from `base`; zeros from token `end` on and in the columns beyond WIDTH."""
     pointers = base + token[:, None] * stride + column[None, :]
@@ -98,7 +99,7 @@ def load_tile(base, stride, token, end, column, WIDTH: tl.constexpr, BLOCK: tl.c
         return tl.load(pointers, mask=(token < end)[:, None] & (column < WIDTH)[None, :], other=0.0)
 
 
-@triton.jit
+@device
 def store_tile(base, stride, token, end, column, x, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     pointers = base + token[:, None] * stride + column[None, :]
     if WIDTH == BLOCK:
@@ -107,17 +108,71 @@ def store_tile(base, stride, token, end, column, x, WIDTH: tl.constexpr, BLOCK: 
         tl.store(pointers, x.to(base.dtype.element_ty), mask=(token < end)[:, None] & (column < WIDTH)[None, :])
 
 
-@triton.jit
+@device
 def load_sums(base, row, column, D: tl.constexpr, M: tl.constexpr):
     """[BD, BM] of a matrix (D, M) of sums; zeros outside."""
     inside = (row < D)[:, None] & (column < M)[None, :]
     return tl.load(base + row[:, None] * M + column[None, :], mask=inside, other=0.0)
 
 
-@triton.jit
+@device
 def store_sums(base, row, column, x, D: tl.constexpr, M: tl.constexpr):
     inside = (row < D)[:, None] & (column < M)[None, :]
     tl.store(base + row[:, None] * M + column[None, :], x, mask=inside)
+
+
+@device
+def load_sum(base, row, inside, WIDTH: tl.constexpr):
+    """[BD, WIDTH]: a vector of sums in each column."""
+    return tl.broadcast_to(tl.load(base + row, mask=inside, other=0.0)[:, None], (row.shape[0], WIDTH))
+
+
+@device
+def store_sum(base, row, x, D: tl.constexpr, WIDTH: tl.constexpr):
+    tl.store(base + row, tl.sum(x, 1) / WIDTH, mask=row < D)
+
+
+@device
+def ones(live, WIDTH: tl.constexpr, NARROW: tl.constexpr):
+    """[T, WIDTH]: ones where a token is live, the same in all columns. φᵀ times it adds features up, as φᵀ v does.
+
+    A sum is then one more product, at tensor cores' speed, in the registers where the products are: held as a vector
+    beside S it took 100 registers of each thread more.
+    """
+    return tl.broadcast_to(tl.where(live, 1.0, 0.0)[:, None], (live.shape[0], WIDTH)).to(NARROW)
+
+
+@device
+def weighed(phi, z, WIDTH: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
+    """φ·z of each token, [T], from a z that is the same in WIDTH columns: its digits are spread over two of them."""
+    column = tl.arange(0, WIDTH)[None, :]
+    high = z.to(NARROW)
+    low = (z - high.to(tl.float32)).to(NARROW)
+    digits = tl.where(column == 0, high, tl.where(column == 1, low, 0.0).to(NARROW))
+    return tl.sum(tl.dot(phi, digits, input_precision=PRECISION), 1)
+
+
+@device
+def outer(x, z, into, WIDTH: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
+    """into [T, D] + x [T] times z [D, WIDTH equal columns]: (high + low) (high + low) but for low times low."""
+    column = tl.arange(0, WIDTH)[None, :]
+    x = tl.broadcast_to(x[:, None], (x.shape[0], WIDTH))
+    left, right = x.to(NARROW), z.to(NARROW)
+    low = (x - left.to(tl.float32)).to(NARROW)
+    left = tl.where(column == 2, low, tl.where(column < 2, left, 0.0).to(NARROW))
+    low = (z - right.to(tl.float32)).to(NARROW)
+    right = tl.where(column == 1, low, tl.where(column < 3, right, 0.0).to(NARROW))
+    return tl.dot(left, tl.trans(right), into, input_precision=PRECISION)
+
+
+@device
+def weighed_sum(phi, x, into, WIDTH: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
+    """into [D, WIDTH equal columns] + Σ_t x_t φ_t."""
+    high = x.to(NARROW)
+    low = (x - high.to(tl.float32)).to(NARROW)
+    high, low = high[:, None], low[:, None]
+    into = tl.dot(tl.trans(phi), tl.broadcast_to(high, (x.shape[0], WIDTH)), into, input_precision=PRECISION)
+    return tl.dot(tl.trans(phi), tl.broadcast_to(low, (x.shape[0], WIDTH)), into, input_precision=PRECISION)
 
 
 @device
