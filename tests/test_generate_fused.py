@@ -79,7 +79,14 @@ LAYERS = {
     "swiglu, rms, no biases": {"norm_first": True, "norm": "rms", "activation": "swiglu", "bias": False},
     "one head for all": {"num_kv_heads": 1},
     "rotary": {"rotary": "before", "activation": "gelu"},
-    "other widths": {"num_heads": 3, "head_width": 8, "value_width": 24, "feature_map": "relu", "eps": 0.01},
+    "other widths": {
+        "width": 40,
+        "num_heads": 3,
+        "head_width": 8,
+        "value_width": 24,
+        "feature_map": "relu",
+        "eps": 0.01,
+    },
     "not normalised": {"normalize": False, "feature_map": "identity", "scale": 0.1},
 }
 
@@ -130,12 +137,12 @@ def test_rows_that_have_ended(form):
 
 
 def static_stream(model, prompt, **options) -> Stream:
-    """A stream as it is on a GPU, without the graph."""
+    """A stream as it is on a GPU; interpreted, without the graph."""
     begin = start(model, Request(prompt, **options))
     run = Stream(model, begin)
     step = step_for(model, run.sampling, begin.state, begin.length)
     assert isinstance(step, FusedStep)
-    run._step = StaticStep(step, capture=False, ragged=_may_be_ragged(begin))
+    run._step = StaticStep(step, capture=DEVICE == "cuda", ragged=_may_be_ragged(begin))
     return run
 
 
@@ -168,6 +175,12 @@ def test_a_snapshot_says_all(tmp_path):
     begun = [next(run) for _ in range(6)]
     run.snapshot().save(tmp_path / "half.safetensors")
     half = Snapshot.load(tmp_path / "half.safetensors", DEVICE)
+    ordinary = stream(model, None, count=1, seed=3, graph=False)
+    for _ in begun:
+        next(ordinary)
+    for name, x in ordinary.stands().state.tensors().items():
+        if not name.endswith("low"):
+            torch.testing.assert_close(half.state.tensors()[name], x, rtol=1e-4, atol=1e-5)
     rest = values_of(run)
     assert torch.equal(values_of(static_stream(model, None, snapshot=half.clone())), rest)
     assert torch.equal(values_of(stream(model, snapshot=half, graph=False)), rest)

@@ -135,6 +135,7 @@ def fold(
     counts,
     rows,
     heads,
+    least,
     root,
     LAYERS: tl.constexpr,
     D: tl.constexpr,
@@ -145,12 +146,11 @@ def fold(
     MAP: tl.constexpr,
     NORMALIZE: tl.constexpr,
     NARROW: tl.constexpr,
-    ALL: tl.constexpr,
 ):
-    """Recent keys and values enter the sums: in rows that have FOLD of them, or in all rows (ALL)."""
+    """Recent keys and values enter the sums, in rows that have at least so many of them."""
     for item in range(tl.program_id(0), LAYERS * rows * heads, tl.num_programs(0)):
         count = tl.load(counts + item // heads % rows)
-        if (count == FOLD) | ALL:
+        if count >= least:
             at = tl.cast(item, tl.int64)
             for first in range(0, D, BD):
                 feature = first + tl.arange(0, BD)

@@ -14,7 +14,7 @@ import triton
 
 # What differs from call to call, with its type; none of it may lead to another compilation.
 TYPES = {f"{x}_{axis}": "i64" for x in ("q", "k", "v", "do", "x", "y") for axis in ("row", "time", "head")}
-TYPES |= dict.fromkeys(("T", "rows", "heads", "group", "SEG"), "i32") | {"root": "fp32", "eps": "fp32"}
+TYPES |= dict.fromkeys(("T", "rows", "heads", "group", "SEG", "least"), "i32") | {"root": "fp32", "eps": "fp32"}
 
 
 def kernel(function: Callable[..., Any]) -> Any:

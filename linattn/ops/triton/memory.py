@@ -94,12 +94,12 @@ class Memory:
 
     def end(self) -> None:
         """A step ends: rows with `fold_after` recent tokens take them in."""
-        self._fold(every=False)
+        self._fold(self.fold_after)
 
     def states(self) -> list[State]:
         """All tokens enter the sums; the sums as values, which lie in this memory. Steps may go on."""
         self.counts.masked_fill_(self.counts == self.fold_after, 0)  # the last step has folded these
-        self._fold(every=True)
+        self._fold(1)
         self.counts.zero_()
         return self.views()
 
@@ -132,17 +132,17 @@ class Memory:
                 if x is not None:
                     held[layer].copy_(x)
 
-    def _fold(self, every: bool) -> None:
+    def _fold(self, least: int) -> None:
         batch, heads, D, M = self.shape
         programs = min(self.layers * batch * heads, WAVES * multiprocessors(self._kv.device))
         none = stand_in(self._kv.device)
         z = (self._z, self._z_low) if self.normalize else (none, none)
         copy = none if self._copy is None else self._copy
         arguments = (self._kv, self._kv_low, *z, copy, self._keys, self._values, self.counts)
-        arguments += (batch, heads, self.root)
+        arguments += (batch, heads, least, self.root)
         BD, BM = tile(D), tile(M)
         constants = (self.layers, D, M, BD, BM, self.fold_after, self._map, self.normalize)
-        constants += (self._copy is not None, every)
+        constants += (self._copy is not None,)
         launch(fold, programs, arguments, constants, warps(BD, BM))
 
 
