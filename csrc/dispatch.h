@@ -15,6 +15,7 @@ struct Kernels {
     int lanes;
     void (*feature_map)(int map, float root_scale, const float* x, float* y, float* slope, int64_t n);
     void (*model_run)(void* work, int index, int count);
+    void (*attend_run)(void* work, int index, int count);
     // One head of one sequence (attention.h), in `scratch_size` bytes of memory.
     int64_t (*forward_scratch)(const linattn_attention& call);
     void (*forward)(const linattn_attention& call, const Sequence& sequence, int head, float* scratch);

@@ -117,13 +117,13 @@ static inline void turn(const float* x, float* y, const float* cosines, int64_t 
 // Numbers of working memory that `attend` needs.
 static inline int64_t attend_scratch(const linattn_block& b) { return 2 * (b.heads / b.kv_heads + 1) * b.key_width; }
 
-// qkv: this row's, from the product; row: its place in the state; out (H, M).
-static void attend(const linattn_block& b, int64_t row, int64_t head, const float* qkv, const float* cosines,
-                   float* out, float* work) {
+// q (H, D), k (K, D), v (K, M), out (H, M): this row's. row: its place in the state.
+static void attend(const linattn_block& b, int64_t row, int64_t head, const float* q, const float* k, const float* v,
+                   const float* cosines, float* out, float* work) {
     const int64_t groups = b.heads / b.kv_heads, width = b.key_width, values = b.value_width;
-    const float* q = qkv + head * groups * width;
-    const float* k = qkv + b.heads * width + head * width;
-    const float* v = qkv + (b.heads + b.kv_heads) * width + head * values;
+    q += head * groups * width;
+    k += head * width;
+    v += head * values;
     float *phi = work, *turned = work + (groups + 1) * width;  // queries, then the key
     if (b.rotary == LINATTN_ROTARY_BEFORE) {
         for (int64_t g = 0; g < groups; g++) turn(q + g * width, phi + g * width, cosines, width);

@@ -89,6 +89,19 @@ int32_t linattn_model_run(const linattn_model* model, linattn_run* run, int32_t 
     return 0;
 }
 
+int32_t linattn_attend(const linattn_block* block, int64_t rows, const float* q, const float* k, const float* v,
+                       float* out, int32_t threads) {
+    using namespace linattn;
+    threads = threads < 1 ? 1 : threads;
+    const int64_t size = padded(2 * (block->heads / block->kv_heads + 1) * block->key_width);
+    float* memory = static_cast<float*>(scratch_take(static_cast<size_t>(threads * size) * sizeof(float)));
+    if (!memory) return -1;
+    AttendWork w = {block, rows, q, k, v, out, memory, size};
+    pool_run(threads, kernels()->attend_run, &w);
+    scratch_give_back(memory);
+    return 0;
+}
+
 int64_t linattn_model_sizes(int32_t which) {
     switch (which) {
         case 0: return sizeof(linattn_product);

@@ -88,6 +88,10 @@ typedef struct {
 /* `run->steps` steps, or fewer where all rows have ended. -1 where memory ran out: then nothing has happened. */
 LINATTN_API int32_t linattn_model_run(const linattn_model* model, linattn_run* run, int32_t threads);
 
+/* One token of one attention without rotary positions: q (B, H, D), k (B, K, D), v (B, K, M) → out (B, H, M). */
+LINATTN_API int32_t linattn_attend(const linattn_block* block, int64_t rows, const float* q, const float* k,
+                                   const float* v, float* out, int32_t threads);
+
 /* Sizes of the structures above, so that a caller who lays them out by hand can tell that it does so rightly. */
 LINATTN_API int64_t linattn_model_sizes(int32_t which);
 

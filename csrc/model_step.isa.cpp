@@ -156,8 +156,9 @@ void attend_all(const Worker& me, const linattn_block& b) {
     const int64_t all = w.num_active * b.kv_heads;
     for (int64_t j = all * me.index / me.count; j < all * (me.index + 1) / me.count; j++) {
         const int64_t i = j / b.kv_heads, head = j % b.kv_heads;
-        attend(b, w.active[i], head, w.qkv + i * w.qkv_width, me.cosines + i * w.rotary_width,
-               w.heads + i * w.heads_width, w.attending + me.index * w.attending_size);
+        const float *q = w.qkv + i * w.qkv_width, *k = q + b.heads * b.key_width, *v = k + b.kv_heads * b.key_width;
+        attend(b, w.active[i], head, q, k, v, me.cosines + i * w.rotary_width, w.heads + i * w.heads_width,
+               w.attending + me.index * w.attending_size);
     }
     me.meet();
 }
@@ -231,6 +232,19 @@ void commit(ModelWork* w) {
 }
 
 }  // namespace
+
+void attend_run(void* context, int index, int count) {
+    const AttendWork& w = *static_cast<const AttendWork*>(context);
+    const linattn_block& b = *w.block;
+    const int64_t all = w.rows * b.kv_heads;
+    for (int64_t j = all * index / count; j < all * (index + 1) / count; j++) {
+        const int64_t row = j / b.kv_heads, head = j % b.kv_heads;
+        const float* k = w.k + row * b.kv_heads * b.key_width;
+        const float* v = w.v + row * b.kv_heads * b.value_width;
+        attend(b, row, head, w.q + row * b.heads * b.key_width, k, v, nullptr, w.out + row * b.heads * b.value_width,
+               w.memory + index * w.memory_size);
+    }
+}
 
 void model_run(void* context, int index, int count) {
     ModelWork* w = static_cast<ModelWork*>(context);

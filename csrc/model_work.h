@@ -22,6 +22,16 @@ struct ModelWork {
     bool copies;       // each thread has an x and an h of its own: few rows are normalised sooner than waited for
 };
 
+// One call of linattn_attend.
+struct AttendWork {
+    const linattn_block* block;
+    int64_t rows;
+    const float *q, *k, *v;
+    float* out;
+    float* memory;  // memory_size for each thread
+    int64_t memory_size;
+};
+
 // For rows up to that many; it saves two barriers a block.
 constexpr int64_t MOST_COPIED_ROWS = 4;
 

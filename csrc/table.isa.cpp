@@ -10,7 +10,7 @@ namespace linattn {
 namespace LINATTN_ISA {
 
 extern const Kernels table;
-const Kernels table = {LINATTN_NAME(LINATTN_ISA), LANES, feature_map, model_run,
+const Kernels table = {LINATTN_NAME(LINATTN_ISA), LANES, feature_map, model_run, attend_run,
                        forward_scratch, forward, backward_scratch, backward};
 
 }  // namespace LINATTN_ISA

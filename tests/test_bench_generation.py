@@ -69,6 +69,7 @@ def test_a_run_is_one_step_at_its_place(name, monkeypatch):
         return made
 
     monkeypatch.setattr(model, "features", spy)
+    monkeypatch.setattr("linattn.bench.generation.why_not", lambda _: "so that torch's steps are seen")
     run = prepare(method(name), model, batch=3, place=5)
     seen.clear()
     run()

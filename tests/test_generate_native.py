@@ -14,12 +14,13 @@ from helpers import assert_as_accurate
 
 from linattn.generate import Snapshot, generate, stream
 from linattn.generate import native as native_room
-from linattn.generate.native import PARTS, NativeStep, Plan, owned, params_after, why_not
+from linattn.generate.native import NativeStep, Plan, owned, params_after, why_not
 from linattn.generate.run import Pace
 from linattn.generate.snapshot import Sampling
 from linattn.models import ImageConfig, ImageModel, LanguageConfig, LanguageModel, SpeechConfig, SpeechModel
 from linattn.nn import Layer
 from linattn.ops import cpu
+from linattn.ops.parts import PARTS
 
 pytestmark = pytest.mark.skipif(not cpu.status()[0], reason=cpu.status()[1])
 

@@ -27,6 +27,7 @@ from linattn.bench.measure import Effort, Run, race
 from linattn.generate import generate
 from linattn.generate.fused import FusedStep, step_for
 from linattn.generate.graph import StaticStep, is_static
+from linattn.generate.native import NativeStep, Plan, why_not
 from linattn.generate.snapshot import Sampling
 from linattn.generate.steps import CachedStep, Prefix, UncachedStep, read
 from linattn.models import ImageModel, build, preset
@@ -189,10 +190,23 @@ def prepare(method: Method, model: ImageModel, batch: int, place: int) -> Run:
 def _step(method: Method, model: ImageModel, state: Value, static: bool) -> Callable[..., tuple[Value, torch.Tensor]]:
     """As `generate` makes it on that device; or with narrow sums."""
     if not (static and is_static(state)):
-        return CachedStep(model, Sampling())
+        natively = model.device.type == "cpu" and why_not(model) is None
+        return _native_step(model) if natively else CachedStep(model, Sampling())
     length = model.config.length + SPARE  # a race goes on behind the last place
     narrow = method.narrow and FusedStep(model, Sampling(), length, narrow=True)
     return StaticStep(narrow or step_for(model, Sampling(), state, length), capture=True, ragged=False)
+
+
+def _native_step(model: ImageModel) -> Callable[..., tuple[Value, torch.Tensor]]:
+    """What `generate` takes on a CPU, one step at a time."""
+    made = NativeStep(Plan(model), Sampling())
+
+    def step(state, pending, uniforms):
+        one = made.slice(state, pending, uniforms[None], torch.ones_like(pending))
+        one.run()
+        return one.state, one.pending
+
+    return step
 
 
 def _model(name: str, method: Method, settings: Settings, device: str) -> ImageModel:

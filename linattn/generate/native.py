@@ -40,9 +40,9 @@ from linattn.nn.transformer import Block, FeedForward, Stack, StackState
 from linattn.ops import cpu
 from linattn.ops.attention import is_fused
 from linattn.ops.autograd import autocast_is_on
+from linattn.ops.parts import WEIGHTS, BlockPart, ModelPart, NormPart, ProductPart, RunPart, scales
 from linattn.state import State
 
-WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 PANEL = 64  # outputs that lie side by side for each input: csrc/model_step.h
 SHARE = 200_000  # products (multiplications) of a step that are worth a thread
 ALIGNED = 64  # bytes
@@ -58,80 +58,6 @@ POSITIONS: dict[type, int] = {
     RowColumnChannel: 4,
 }
 HEADS: dict[type, int] = {CTCHead: 1, Categorical: 2, TokenHead: 2, MixtureOfLogistics: 3}
-
-
-def _structure(name: str, **fields: type) -> type[ctypes.Structure]:
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
-
-
-_pointer, _i64, _i32, _f32, _f64 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_double
-ProductPart = _structure(
-    "ProductPart", weight=_pointer, scale=_pointer, bias=_pointer, inputs=_i64, outputs=_i64, kind=_i32, activation=_i32
-)
-NormPart = _structure("NormPart", weight=_pointer, bias=_pointer, kind=_i32, eps=_f32)
-BlockPart = _structure(
-    "BlockPart",
-    norm=NormPart * 2,
-    qkv=ProductPart,
-    out=ProductPart,
-    enter=ProductPart,
-    leave=ProductPart,
-    kv=_pointer,
-    kv_low=_pointer,
-    z=_pointer,
-    z_low=_pointer,
-    heads=_i64,
-    kv_heads=_i64,
-    key_width=_i64,
-    value_width=_i64,
-    map=_i32,
-    rotary=_i32,
-    norm_first=_i32,
-    root_scale=_f32,
-    eps=_f32,
-)
-ModelPart = _structure(
-    "ModelPart",
-    blocks=_pointer,
-    num_blocks=_i64,
-    width=_i64,
-    embedding=_pointer,
-    enter=ProductPart,
-    values=_i64,
-    embedded=_i64,
-    angles=_pointer,
-    tables=_pointer * 3,
-    places=_i64,
-    columns=_i64,
-    channels=_i64,
-    rotary_angles=_pointer,
-    norm=NormPart,
-    head=ProductPart,
-    position=_i32,
-    head_kind=_i32,
-    mixtures=_i64,
-)
-RunPart = _structure(
-    "RunPart",
-    rows=_i64,
-    steps=_i64,
-    pending=_pointer,
-    seen=_pointer,
-    num_seen=_i64,
-    left=_pointer,
-    uniforms=_pointer,
-    frames=_pointer,
-    params=_pointer,
-    made=_pointer,
-    stop=_pointer,
-    num_stop=_i64,
-    temperature=_f64,
-    top_p=_f64,
-    top_k=_i64,
-    done=_i64,
-    not_finite=_i64,
-)
-PARTS = (ProductPart, NormPart, BlockPart, ModelPart, RunPart)
 
 
 def why_not(model: SequenceModel | SpeechModel) -> str | None:
@@ -296,7 +222,7 @@ class Plan:
         outputs, inputs = weight.shape[0] // gates, weight.shape[1]
         scale = None
         if self.weights == "int8":
-            scale = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+            scale = scales(weight)
             weight = (weight / scale[:, None]).round()
         return ProductPart(
             weight=self._arena.put(_in_panels(weight, gates).transpose(1, 2), WEIGHTS[self.weights]),
