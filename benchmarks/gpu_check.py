@@ -152,7 +152,7 @@ def run_check(job: tuple[Check, str, bool, float]) -> Verdict | None:
 def compare(check: Check, device: str, small: bool) -> dict[str, float]:
     """-> of each tensor the operator makes, its error over the allowed one."""
     options, x = make(check, small)
-    got = {n: t.cpu() for n, t in ours({n: t.to(device) for n, t in x.items()}, check, options).items()}
+    got = {n: t.cpu() for n, t in ours({n: t.to(device, copy=True) for n, t in x.items()}, check, options).items()}
     arrays = {n: t.double().numpy() for n, t in x.items()}
     exact = oracle.attend(arrays, check.feature_map, **options)
     plain = {n: torch.from_numpy(a) for n, a in oracle.attend(rounded(arrays), check.feature_map, **options).items()}
