@@ -93,8 +93,8 @@ def timed(runs: dict[str, Run], effort: Effort) -> dict[str, Any]:
 
 def forward_of(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
     def softmax() -> torch.Tensor:
-        heads = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
+        of_q, of_k, of_v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(of_q, of_k, of_v, is_causal=True).transpose(1, 2)
 
     return softmax if name == SOFTMAX else lambda: linear_attention(q, k, v, impl=name)
 
@@ -122,7 +122,7 @@ def onnx_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
     session = onnxruntime.InferenceSession(model.SerializeToString(), settings, ["CPUExecutionProvider"])
     feeds = {name: x.detach().reshape(shape).numpy() for name, x in zip(names, (q, k, v), strict=True)}
     want = linear_attention(q.detach(), k.detach(), v.detach(), feature_map="identity", normalize=False)
-    got = session.run(["out"], feeds)[0].reshape(want.shape)
+    got = np.asarray(session.run(["out"], feeds)[0]).reshape(want.shape)
     assert np.abs(got - want.numpy()).max() < 1e-4 * want.abs().max().item(), "onnxruntime computes something else"
     return lambda: session.run(["out"], feeds)
 
@@ -143,8 +143,9 @@ def training_step(name: str, values: torch.Tensor) -> Run:
     model = ImageModel(config)  # type: ignore[arg-type]
     optimizer = torch.optim.RAdam(model.parameters(), lr=1e-4)
 
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-        return v if name == "free" else linear_attention(q, k, v, **(options | {"impl": name}))
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+        options["impl"] = name
+        return v if name == "free" else linear_attention(q, k, v, **options)
 
     def step():
         before = layers.linear_attention
