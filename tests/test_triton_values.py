@@ -46,6 +46,7 @@ def cut(monkeypatch) -> Iterator[Callable[[str], None]]:
         monkeypatch.setattr(kernels, "filling", lambda *_: Filling(2 if way == "segments" else 0, 128))
         monkeypatch.setattr(kernels, "SHORT", 64)
         monkeypatch.setattr(kernels, "REWIND", 128)
+        monkeypatch.setattr(kernels, "widest_sweep", lambda: 64 if way == "rewound" else 0)
         kernels.plan.cache_clear()
 
     yield choose
