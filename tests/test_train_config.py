@@ -13,7 +13,7 @@ from linattn.models import LanguageModel, build, preset
 from linattn.train import Run, load_run, override, train
 from linattn.train.config import CHANGEABLE, fit_to, run_from_json
 
-EXPERIMENTS = ("digits", "mnist", "cifar10", "copy_task", "text", "folder")
+EXPERIMENTS = ("digits", "mnist", "cifar10", "copy_task", "text", "folder", "speech")
 
 PARSED = [
     ("steps=200", "steps", 200),
@@ -68,7 +68,7 @@ def test_changes_of_another_model_or_data_are_dropped():
 REFUSED = {
     "stepz=3": r"unknown key 'stepz'; did you mean 'steps'\?\n  a run has accumulate, batch, .*\n  the model has ac",
     "model.stepz=3": r"unknown key 'stepz'.*\n  the model has activation, attention",
-    "data.width=3": r"unknown key 'width'.*\n  the data has cache_dir, channels",
+    "data.width=3": r"unknown key 'width'.*\n  the data has augment, batch_frames",
     "steps": "expected key=value, got 'steps'",
     "=3": "expected key=value",
     "steps=many": "steps must be an integer or none, got 'many'",
@@ -135,7 +135,7 @@ def test_runs_come_from_names_files_and_folders(tmp_path):
     train(TINY, tmp_path / "run", quiet=True)
     assert load_run(tmp_path / "run") == TINY
     with pytest.raises(
-        ValueError, match=r"no run 'nothing': .* nor one of cifar10, copy_task, digits, folder, mnist, te"
+        ValueError, match=r"no run 'nothing': .* nor one of cifar10, copy_task, digits, folder, mnist, speech, te"
     ):
         load_run("nothing")
     for wrong in (tmp_path, tmp_path / "nothing.txt"):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from linattn.cli import speech
 from linattn.cli.sampling import load_model
 from linattn.cli.show import console, say
 from linattn.models import ImageModel, Model, SpeechModel
@@ -31,6 +32,7 @@ def evaluate(
         int | None, typer.Option(help="Of a text: bytes that are predicted in a row. Default: as it was trained.")
     ] = None,
     batch: Annotated[int, typer.Option(help="Examples at a time.")] = 64,
+    beam: Annotated[int, typer.Option(help="Of speech: label sequences that are followed; 0: the best path.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Bits per value on held-out data, exactly.
@@ -44,7 +46,8 @@ def evaluate(
     """
     model = load_model(weights, device)
     if isinstance(model, SpeechModel):
-        raise ValueError(f"{weights} is a speech model: this version evaluates images and text")
+        speech.judge(weights, model, record_of(weights), split, data, examples=examples, batch=batch, beam=beam)
+        return
     record = record_of(weights)
     dataset = training_data(record, split, data)
     found = run_evaluation(model, dataset, batch=batch, examples=examples, **_reading(record, window, dataset.kind))

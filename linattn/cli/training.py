@@ -11,6 +11,7 @@ import typer
 
 from linattn.cli.sampling import samples
 from linattn.cli.show import say
+from linattn.models import SpeechConfig
 
 if TYPE_CHECKING:
     from linattn.train import Run
@@ -64,7 +65,11 @@ def train(
     result = run_training(chosen, folder, resume=resume, sample=samples)
     if result.interrupted:
         raise typer.Exit(130)
-    say(f"use it:  linattn generate {result.folder}")
+    say(f"use it:  {_use(chosen or read_run(result.folder)[0])} {result.folder}")
+
+
+def _use(run: Run) -> str:
+    return "linattn transcribe FILE --model" if isinstance(run.config(), SpeechConfig) else "linattn generate"
 
 
 def _show(run: Run) -> None:

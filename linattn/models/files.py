@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from linattn.audio.front import FrontEnd
 from linattn.models.image import ImageConfig, ImageModel
 from linattn.models.lm import LanguageConfig, LanguageModel
 from linattn.models.presets import Config
@@ -112,8 +113,8 @@ def from_json(form: object, where: object = "this config") -> Config:
         raise ValueError(f"{where}: unknown kind of model {kind!r}; known: {', '.join(kinds)}")
     if "layer" in fields:
         fields["layer"] = _made(Layer, fields["layer"], where)
-    if isinstance(fields.get("shape"), list):
-        fields["shape"] = tuple(fields["shape"])
+    if fields.get("front") is not None:
+        fields["front"] = _made(FrontEnd, fields["front"], where)
     return _made(kinds[kind], fields, where)
 
 
@@ -129,7 +130,7 @@ def _made(cls: type, fields: Any, where: object) -> Any:
             f"Was it written by a newer version?"
         )
     try:
-        return cls(**fields)
+        return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})  # JSON has no tuples
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: this {cls.__name__} is not complete or not valid ({error})") from error
 

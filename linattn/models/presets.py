@@ -27,6 +27,14 @@ PRESETS: dict[str, Config] = {
     ),
     # Phoneme recognition as in the paper: 9 layers, 6 heads of 32, feed-forward 768; 39 phonemes.
     "speech": SpeechConfig(Layer(width=192, num_heads=6, causal=False, dropout=0.1), depth=9, num_labels=39),
+    # A recogniser that streams: causal, forty milliseconds a token, small enough to train without a GPU.
+    "transcriber": SpeechConfig(
+        Layer(width=144, num_heads=4, norm_first=True, activation="gelu", dropout=0.1),
+        depth=6,
+        num_labels=39,
+        position="none",
+        subsample=4,
+    ),
     # The copy task as in the paper: 10 symbols and a separator.
     "copy": LanguageConfig(Layer(width=256, num_heads=8), depth=4, vocabulary=11),
     # A byte-level language model that a laptop trains.

@@ -20,6 +20,7 @@ from linattn.train.data.catalogue import AT_HAND
 from linattn.train.data.dataset import SPLITS
 from linattn.train.data.folder import image_folder
 from linattn.train.fields import check_key, keyword_types, parse, types_of, unknown_key
+from linattn.train.speech.data import load_speech
 
 CHOICES = {
     "optimizer": ("radam", "adamw"),
@@ -179,7 +180,7 @@ def _keys(name: str) -> dict[str, dict[str, Any]]:
         model |= types_of(type(PRESETS[name]))
         model.pop("layer")
     options: dict[str, Any] = {"data_dir": str | None, "download": bool}
-    for reader in (*AT_HAND.values(), image_folder):
+    for reader in (*AT_HAND.values(), image_folder, load_speech):
         options |= keyword_types(reader)
     return {"": own, "changes": model, "data_options": options}
 

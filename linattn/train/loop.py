@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 
-from linattn.models import Config
+from linattn.models import Config, SpeechConfig
 from linattn.train import checkpoint
 from linattn.train.config import CHANGEABLE, Run
 from linattn.train.run_folder import alone, begin, new_folder, read_run, remove_unbegun, write_run
+from linattn.train.speech.trainer import SpeechTrainer
 from linattn.train.trainer import Sample, Trainer
 
 
@@ -84,7 +85,8 @@ def train(
 def _train(run: Run, config: Config | None, folder: Path, sample: Sample | None, quiet: bool) -> Result:
     """A run from its beginning; with the config that it was begun with, from its newest checkpoint."""
     found, damage = (None, []) if config is None else checkpoint.newest(folder)
-    trainer = Trainer(run, config, folder, sample=sample, quiet=quiet)
+    made = SpeechTrainer if isinstance(run.config(), SpeechConfig) else Trainer
+    trainer = made(run, config, folder, sample=sample, quiet=quiet)
     if found is not None:
         trainer.restore(found)
     write_run(folder, run, trainer.model.config)

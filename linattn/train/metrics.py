@@ -21,7 +21,7 @@ from linattn.state import write_atomically
 from linattn.train.run_folder import writing
 
 FILE = "metrics.jsonl"
-UNITS = {"images": "bits/dim", "text": "bits/byte", "sequences": "bits/token"}
+UNITS = {"images": "bits/dim", "text": "bits/byte", "sequences": "bits/token", "speech": "bits/label"}
 
 
 class Metrics:
@@ -110,6 +110,8 @@ def in_words(line: Mapping[str, Any], unit: str, steps: int | None = None, left:
     if line["kind"] == "eval":
         words.append(f"{line['split']}, {line['examples']:,} examples")
     words.append(f"{line['bits']:.4f} {unit}")
+    if "error_rate" in line:
+        words.append(f"{line['error_rate']:.2%} of labels wrong")
     if "tokens_per_second" in line:
         words.append(f"{short_count(line['tokens_per_second'])} tokens/s")
     if left is not None:

@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,8 +24,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from linattn._typing import Tensor
 from linattn.features import FeatureMap
-from linattn.models import SequenceModel
-from linattn.nn.heads import Head
+from linattn.nn.heads import CTCHead, Head
 from linattn.train.config import Run
 
 STILL_BETTER = 1e-4  # nats by which an evaluation must beat the best one to be a new best
@@ -107,7 +107,7 @@ def narrowed(model: nn.Module) -> dict[str, Tensor]:
     moves, the forward pass runs on rounded copies, and the gradient flows back through the rounding (as if it were
     not there). Heads and feature maps compute in float32 anyway, and keep their weights.
     """
-    wide = [f"{name}." for name, module in model.named_modules() if isinstance(module, (Head, FeatureMap))]
+    wide = [f"{name}." for name, module in model.named_modules() if isinstance(module, (Head, CTCHead, FeatureMap))]
     return {
         name: w if any(name.startswith(prefix) for prefix in wide) else w.bfloat16()
         for name, w in model.named_parameters()
@@ -117,11 +117,11 @@ def narrowed(model: nn.Module) -> dict[str, Tensor]:
 class Average:
     """A copy of the model with averaged weights."""
 
-    def __init__(self, model: SequenceModel, ema: float):
-        self.model: SequenceModel = copy.deepcopy(model).requires_grad_(False).eval()
+    def __init__(self, model: nn.Module, ema: float):
+        self.model: Any = copy.deepcopy(model).requires_grad_(False).eval()
         self.ema = ema
 
-    def update(self, model: SequenceModel, step: int) -> None:
+    def update(self, model: nn.Module, step: int) -> None:
         """After update `step` = 0, 1, …"""
         move = get_ema_multi_avg_fn(min(self.ema, (1 + step) / (10 + step)))
         move(list(self.model.parameters()), list(model.parameters()), step)

@@ -21,6 +21,7 @@ from linattn.train.config import Run, fit_to
 from linattn.train.data import Dataset, batches, streams
 from linattn.train.data.loader import Walk
 from linattn.train.optim import narrowed
+from linattn.train.speech.data import SpeechData
 
 Predict = Callable[
     [Int[Tensor, "B T"], StackState | None],
@@ -84,7 +85,7 @@ def make_predict(run: Run, model: SequenceModel) -> Predict:
 
 
 def make_record(
-    run: Run, data: Dataset, step: int, seconds: float, evaluation: dict[str, Any] | None
+    run: Run, data: Dataset | SpeechData, step: int, seconds: float, evaluation: dict[str, Any] | None
 ) -> dict[str, Any]:
     """How weights came about: what `linattn.models.files.record_of` gives back."""
     return {

@@ -24,11 +24,12 @@ from linattn.train.checkpoint import Checkpoint, load_optimizer, load_weights, n
 from linattn.train.config import Run
 from linattn.train.data import Batch, Dataset
 from linattn.train.data import load as load_data
+from linattn.train.data.loader import Walk
 from linattn.train.evaluate import evaluate, marks
 from linattn.train.metrics import UNITS, Metrics, Show
 from linattn.train.optim import Average, Watch, clip, is_over, lr_at, make_optimizer, set_lr
 from linattn.train.run_folder import writing
-from linattn.train.setup import choose_device, make_loader, make_model, make_predict, make_record
+from linattn.train.setup import Predict, choose_device, make_loader, make_model, make_predict, make_record
 from linattn.train.sheets import write_sheet
 
 # sample(model, count, seed): what a sheet shows, uint8 images (count, H, W, C) or texts.
@@ -44,12 +45,12 @@ class Trainer:
     ):
         self.run, self.folder, self.sample = run, folder, sample
         self.device = choose_device(run.device)
-        self.data = load_data(run.data, split="train", **run.data_options)
-        self.model = make_model(run, config, self.data).to(self.device).train()
+        self.data = self.load("train")
+        self.model = self.fresh_model(config).to(self.device).train()
         self.optimizer = make_optimizer(run, self.model)
         self.average = None if run.ema is None else Average(self.model, run.ema)
-        self.loader = make_loader(run, self.data, self.device)
-        self.predict = make_predict(run, self.model)
+        self.loader = self.walk()
+        self.predict = self.prediction()
         self.states: list[StackState | None] = [None] * run.accumulate
         self.watch = Watch(run.patience)
         self.evaluation: dict[str, Any] | None = None
@@ -62,13 +63,35 @@ class Trainer:
         self.metrics: Metrics | None = None
         self.show = Show(run.steps, UNITS[self.data.kind], quiet=quiet)
 
+    # What another kind of data does in its own way: these down to `count`, `backward` and `judge`.
+    WATCHED = "nats"  # what the best evaluation has least of
+
+    def load(self, split: str) -> Dataset:
+        return load_data(self.run.data, split=split, **self.run.data_options)
+
+    def fresh_model(self, config: Config | None) -> SequenceModel:
+        return make_model(self.run, config, self.data)
+
+    def walk(self) -> Walk:
+        return make_loader(self.run, self.data, self.device)
+
+    def prediction(self) -> Predict:
+        return make_predict(self.run, self.model)
+
+    def values_of(self, batch: Batch) -> Int[Tensor, "B T"]:
+        return self.model.sequences(batch.data)
+
+    def count(self, values: Int[Tensor, "B T"]) -> int:
+        """What `tokens_per_second` counts."""
+        return values[:, 1:].numel()
+
     @property
     def seconds(self) -> float:
         """Of training, in all sessions."""
         return self.seconds_before + time.perf_counter() - self.begun
 
     @property
-    def result_model(self) -> SequenceModel:
+    def result_model(self) -> Any:
         """What is evaluated, sampled from and saved."""
         return self.model if self.average is None else self.average.model
 
@@ -87,15 +110,15 @@ class Trainer:
     def update(self) -> None:
         """One step of the optimizer."""
         batch = next(self.loader)
-        values = self.model.sequences(batch.data)
         set_lr(self.optimizer, lr_at(self.run, self.step, self.seconds, self.watch.drops))
         self.optimizer.zero_grad()
+        values = self.values_of(batch)
         self.sums[0] += self.backward(batch, values)
         self.sums[1] += clip(self.model.parameters(), self.run.clip)
         self.optimizer.step()
         if self.average is not None:
             self.average.update(self.model, self.step)
-        self.step, self.summed, self.tokens = self.step + 1, self.summed + 1, self.tokens + values[:, 1:].numel()
+        self.step, self.summed, self.tokens = self.step + 1, self.summed + 1, self.tokens + self.count(values)
 
     def backward(self, batch: Batch, values: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """The gradient of the mean over all predictions that count, part by part; and that mean."""
@@ -146,18 +169,23 @@ class Trainer:
         """On the held-out split; the weights are saved if they are the ones to keep."""
         run = self.run
         if self.held_out is None:
-            self.held_out = load_data(run.data, split=run.split, **run.data_options)
-        options = {"window": run.window, "carry": run.stateful, "examples": run.eval_examples}
-        made = evaluate(self.result_model, self.held_out, batch=run.batch // run.accumulate, **options)
+            self.held_out = self.load(run.split)
+        made = self.judge(self.held_out)
         line = {"kind": "eval", "step": self.step, "split": run.split, **made, "seconds": round(self.seconds, 3)}
         self.check_finite(made["nats"])
         self.evaluation = line
         self.write(line)
         self.show.eval_line(line)
-        if self.watch.update(made["nats"]) or run.keep == "last":
+        if self.watch.update(made[self.WATCHED]) or run.keep == "last":
             record = make_record(run, self.data, self.step, self.seconds, line)
             with writing(self.folder / IN_A_RUN):
                 save(self.result_model, self.folder / IN_A_RUN, record)  # pyright: ignore[reportArgumentType]
+
+    def judge(self, held_out: Dataset) -> dict[str, Any]:
+        """What an evaluation finds, nats and bits among it."""
+        run = self.run
+        options = {"window": run.window, "carry": run.stateful, "examples": run.eval_examples}
+        return evaluate(self.result_model, held_out, batch=run.batch // run.accumulate, **options)
 
     def sheet(self) -> None:
         """Samples as they are by now, from the same random numbers each time; those of training are not touched."""

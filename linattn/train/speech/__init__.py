@@ -1,0 +1,1 @@
+"""Training recognisers: speech as data, error rates, and the trainer."""
