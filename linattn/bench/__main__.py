@@ -1,6 +1,6 @@
 """`python -m linattn.bench`: measure this machine, print the tables, keep the numbers as JSON.
 
-Without a command it measures the operator; `generate` measures what an image costs.
+Without a command it measures the operator; `generate` measures what an image costs, `speech` trains recognisers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import typer
 from typer.core import TyperGroup
 
-from linattn.bench import generation_command, operator, step_command, verdicts
+from linattn.bench import generation_command, operator, speech, step_command, verdicts
 from linattn.bench.choices import devices
 from linattn.bench.measure import Effort
 from linattn.bench.operator import QUICK, Settings
@@ -37,6 +37,7 @@ class OperatorFirst(TyperGroup):
 app = typer.Typer(cls=OperatorFirst, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("generate")(generation_command.generate)
 app.command("step")(step_command.step)
+app.command("speech")(speech.main)
 
 
 @app.command("operator")
