@@ -74,7 +74,7 @@ def recogniser(**changes) -> SpeechModel:
     )
     model = SpeechModel(dataclasses.replace(config, **changes)).eval()
     with torch.no_grad():
-        model.enter.leave.weight.mul_(20)
+        model.enter.weight.mul_(20)
         model.head.linear.weight.mul_(10)
         model.head.linear.bias.zero_()
     return model

@@ -451,6 +451,8 @@ def _obstacles(model: SequenceModel | SpeechModel) -> Iterator[str]:
         FeedForward,
     )
     yield from _strangers(model.stack, (*known, Stack))
+    if isinstance(model, SpeechModel) and model.config.subsample > 1:
+        yield f"its subsampling makes one frame of {model.config.subsample}"
     for part, kinds in ((model.position, POSITIONS), (model.head, HEADS)):
         if type(part) not in kinds:
             yield f"it knows no {type(part).__name__}"

@@ -90,6 +90,9 @@ class SpeechState(Nested):
     seen: Tensor
 
 
+AnyState = SpeechState | StackState
+
+
 class SpeechModel(nn.Module):
     """log_probs, state = model(frames, state): streaming where the layers are causal."""
 
@@ -99,7 +102,9 @@ class SpeechModel(nn.Module):
         self.config = config
         self.position = make_position(config.position, layer.width, **config.position_options)
         enter_width = self.position.value_width
-        self.enter = Subsample(config.num_features, enter_width, config.subsample, causal=layer.causal)
+        self.subsample = Subsample(config.num_features, enter_width, config.subsample, causal=layer.causal)
+        self.enter = nn.Linear(self.subsample.width, enter_width)
+        self.stack: Any
         if config.body == "lstm":
             self.stack = Recurrent(layer.width, config.depth, causal=layer.causal, dropout=layer.dropout)
         else:
@@ -109,11 +114,11 @@ class SpeechModel(nn.Module):
     def forward(
         self,
         frames: Float[Tensor, "B T F"],
-        state: SpeechState | None = None,
+        state: AnyState | None = None,
         *,
         lengths: Lengths = None,
         donate: bool = False,
-    ) -> tuple[Float[Tensor, "B U P"], SpeechState | None]:
+    ) -> tuple[Float[Tensor, "B U P"], AnyState | None]:
         """Log-probabilities of the blank (0) and the labels, of ⌈T/subsample⌉ frames; in a stream, of those whole."""
         features, state = self.features(frames, state, lengths=lengths, donate=donate)
         return self.head(features), state
@@ -121,26 +126,28 @@ class SpeechModel(nn.Module):
     def features(
         self,
         frames: Float[Tensor, "B T F"],
-        state: SpeechState | None = None,
+        state: AnyState | None = None,
         *,
         lengths: Lengths = None,
         donate: bool = False,
-    ) -> tuple[Float[Tensor, "B U W"], SpeechState | None]:
+    ) -> tuple[Float[Tensor, "B U W"], AnyState | None]:
         """What the head reads."""
         self._check_state(state, lengths)
-        frames = read_tokens(frames, lengths, self.config.num_features, "frames").to(self.enter.leave.weight.dtype)
+        frames = read_tokens(frames, lengths, self.config.num_features, "frames").to(self.enter.weight.dtype)
         frames_of = None if lengths is None else torch.as_tensor(lengths, device=frames.device)
-        x, pending = self.enter(frames, None if state is None else state.pending, frames_of)
-        tokens_of = None if frames_of is None else self.enter.lengths(frames_of)
-        body = None if state is None else state.stack
+        before = state.pending if isinstance(state, SpeechState) else None if state is None else ()
+        x, pending = self.subsample(frames, before, frames_of)
+        tokens_of = None if frames_of is None else self.subsample.lengths(frames_of)
+        stack: Any = state.stack if isinstance(state, SpeechState) else state
         if x.shape[1]:
-            x, body = self._through(x, body, state, tokens_of, donate)
+            x, stack = self._through(self.enter(x), stack, state, tokens_of, donate)
         else:
             x = x.new_zeros(len(x), 0, self.head.width)
-        if state is None or body is None or pending is None:
-            return x, None
+        if not isinstance(state, SpeechState):
+            return x, stack
+        assert pending is not None and stack is not None
         seen = state.seen + (frames.shape[1] if frames_of is None else frames_of)
-        return x, SpeechState(pending, body, seen)
+        return x, SpeechState(pending, stack, seen)
 
     def nats(
         self,
@@ -155,7 +162,7 @@ class SpeechModel(nn.Module):
 
     def out_lengths(self, frames: Float[Tensor, "B T F"], lengths: Lengths = None) -> Int[Tensor, " B"]:
         """How many log-probabilities of each row are real."""
-        return self.enter.lengths(read_lengths("lengths", lengths, frames))
+        return self.subsample.lengths(read_lengths("lengths", lengths, frames))
 
     def text(self, labels: Sequence[int]) -> str:
         """Labels as text: characters side by side, anything longer with spaces between."""
@@ -166,14 +173,16 @@ class SpeechModel(nn.Module):
     def separator(self) -> str:
         return "" if self.config.labels and all(len(name) == 1 for name in self.config.labels) else " "
 
-    def empty_state(self, batch: int, *, capacity: int = 64, static: bool = False) -> SpeechState:
-        """The state before any frame."""
+    def empty_state(self, batch: int, *, capacity: int = 64, static: bool = False) -> AnyState:
+        """The state before any frame: the stack's own where there is nothing else to remember."""
         if isinstance(self.stack, Stack):
-            body: Any = self.stack.empty_state(batch, capacity=capacity, static=static)
+            stack: Any = self.stack.empty_state(batch, capacity=capacity, static=static)
+            if self.config.subsample == 1:
+                return stack
         else:
-            body = self.stack.empty_state(batch)
-        pending = self.enter.empty_state(batch) if self.config.subsample > 1 else ()
-        return SpeechState(pending, body, torch.zeros(batch, dtype=torch.int64, device=self.device))
+            stack = self.stack.empty_state(batch)
+        pending = self.subsample.empty_state(batch) if self.config.subsample > 1 else ()
+        return SpeechState(pending, stack, torch.zeros(batch, dtype=torch.int64, device=self.device))
 
     @property
     def num_parameters(self) -> int:
@@ -184,17 +193,17 @@ class SpeechModel(nn.Module):
         return self.head.linear.weight.device
 
     def _through(
-        self, x: Tensor, body: Any, state: SpeechState | None, lengths: Tensor | None, donate: bool
+        self, x: Tensor, before: Any, state: AnyState | None, lengths: Tensor | None, donate: bool
     ) -> tuple[Tensor, Any]:
         places = torch.arange(x.shape[1], device=x.device)
         if state is not None:
-            places = self.enter.lengths(state.seen)[:, None] + places
+            places = self.subsample.lengths(state.seen)[:, None] + places
         x = self.position(x, places)
         if isinstance(self.stack, Recurrent):
-            return self.stack(x, body, lengths=lengths)
-        return self.stack(x, body, lengths=lengths, donate=donate)
+            return self.stack(x, before, lengths=lengths)
+        return self.stack(x, before, lengths=lengths, donate=donate)
 
-    def _check_state(self, state: SpeechState | None, lengths: Lengths) -> None:
+    def _check_state(self, state: AnyState | None, lengths: Lengths) -> None:
         if state is None:
             return
         if not self.config.layer.causal:

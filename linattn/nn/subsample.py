@@ -24,7 +24,7 @@ Pending = tuple[Tensor, ...]
 
 
 class Subsample(nn.Module):
-    """frames (B T F) to (B ⌈T/factor⌉ W). With factor 1 a plain linear layer."""
+    """frames (B T F) to (B ⌈T/factor⌉ W); with factor 1 as they are."""
 
     def __init__(self, num_features: int, width: int, factor: int, *, causal: bool = True):
         super().__init__()
@@ -34,7 +34,7 @@ class Subsample(nn.Module):
         halvings = FACTORS.index(factor)
         widths = [num_features, *[width] * halvings]
         self.stages = nn.ModuleList(nn.Conv1d(a, b, TAPS, STRIDE) for a, b in itertools.pairwise(widths))
-        self.leave = nn.Linear(widths[-1], width)
+        self.width = widths[-1]
 
     def forward(
         self, x: Float[Tensor, "B T F"], state: Pending | None = None, lengths: Int[Tensor, " B"] | None = None
@@ -52,7 +52,7 @@ class Subsample(nn.Module):
                 lengths = -(-lengths // STRIDE)
                 real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
                 x = x.where(real[..., None], 0)
-        return self.leave(x), None if state is None else tuple(left)
+        return x, None if state is None else tuple(left)
 
     def empty_state(self, batch: int) -> Pending:
         """The zeros before the first frame."""
