@@ -20,12 +20,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "softmax": {"attention": "softmax"},
     "hybrid": {"attentions": ("linear", "softmax")},
     "lstm": {"body": "lstm"},
+    "convolution": {"conv": 3},
 }
 
 
-def made(*, causal: bool = True, attention: str = "linear", **options: Any) -> SpeechModel:
+def made(*, causal: bool = True, attention: str = "linear", conv: int = 0, **options: Any) -> SpeechModel:
     torch.manual_seed(0)
-    layer = Layer(width=12, num_heads=2, causal=causal, attention=attention, norm_first=True)
+    layer = Layer(width=12, num_heads=2, causal=causal, attention=attention, norm_first=True, conv=conv)
     config = SpeechConfig(layer, 2, num_labels=5, num_features=7, **options)
     return build(config).double().eval()  # type: ignore[return-value]
 
@@ -53,7 +54,11 @@ def test_streamed_is_whole(body, subsample, position):
 @pytest.mark.parametrize("body", [*BODIES, "both ways", "lstm both ways"])
 @pytest.mark.parametrize("subsample", [1, 4])
 def test_padding_reaches_nothing(body, subsample):
-    options = {"causal": False, "body": "lstm" if "lstm" in body else "transformer"}
+    options = {
+        "causal": False,
+        "body": "lstm" if "lstm" in body else "transformer",
+        "conv": 4 if body == "both ways" else 0,
+    }
     model = made(subsample=subsample, **(options if "both" in body else BODIES[body]))
     x, lengths = frames(3), [45, 17, 30]
     apart = [model(x[b : b + 1, :n])[0] for b, n in enumerate(lengths)]

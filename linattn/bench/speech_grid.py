@@ -70,6 +70,9 @@ CASES = (
     Case("core", "linear", (), seeds=3),
     *(Case("gap", f"map-{name}", (f"feature_map={name}", *NEEDS_WIDTH.get(name, ()))) for name in MAPS),
     Case("gap", "causal", ("causal=true", "scaling=running")),
+    Case("gap", "conv-4", ("conv=4",)),
+    Case("gap", "conv-9", ("conv=9",)),
+    Case("gap", "softmax-conv-9", ("attention=softmax", "conv=9")),
     Case("gap", "pre-norm", ("norm_first=true", "activation=gelu")),
     Case("gap", "position-none", ("position=none",)),
     Case("gap", "rotary-before", ("position=none", "rotary=before")),
@@ -89,6 +92,7 @@ CASES = (
     Case("speed", "lstm", LSTM),
     Case("stream", "linear", ()),
     Case("stream", "linear-subsample-2", ("subsample=2",)),
+    Case("stream", "linear-conv-4", ("conv=4",)),
     Case("stream", "softmax", ("attention=softmax",)),
     Case("stream", "lstm", ("body=lstm", "depth=4", "width=512", "precision=fp32")),
 )

@@ -49,6 +49,8 @@ def why_not(stack: Stack) -> str | None:
         return f"weights must be of one dtype, float32 or narrower, and are {weight.dtype} or several"
     if layer.attention != "linear" or layer.cross or not layer.causal or layer.rotary == "after":
         return "it is for causal linear self-attention without rotary positions after the map"
+    if layer.conv:
+        return "it knows no short convolution"
     if not is_fused(first.attention.feature_map):
         return f"the feature map {layer.feature_map!r} is not one that the kernels know"
     if layer.width % 8 or layer.key_width % 8 or layer.values % 8 or max(layer.key_width, layer.values) > gpu.WIDEST:

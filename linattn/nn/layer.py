@@ -37,7 +37,8 @@ class Layer:
     rounds, chunk_length    of Reformer attention
     norm, norm_first, norm_eps    LayerNorm or RMSNorm, after each part (the paper's) or before it
     activation, ff_width    of the feed-forward part (None: 4 · width)
-    dropout           of what attention and feed-forward add
+    conv              taps of a depthwise convolution along time before attention; 0: none
+    dropout           of what convolution, attention and feed-forward add
     """
 
     width: int
@@ -63,6 +64,7 @@ class Layer:
     norm_eps: float = 1e-5
     activation: str = "relu"
     ff_width: int | None = None
+    conv: int = 0
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -79,6 +81,8 @@ class Layer:
             )
         if self.num_heads % self.kv_heads:
             raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
+        if isinstance(self.conv, bool) or not isinstance(self.conv, int) or self.conv < 0 or self.conv == 1:
+            raise ValueError(f"conv must be 0, or at least 2 taps, got {self.conv!r}")
         check_scale(self.scale, self.eps)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")

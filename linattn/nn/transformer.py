@@ -1,5 +1,6 @@
 """One block, and a stack of them: encoder, decoder and encoder-decoder are flags of the same block.
 
+    short convolution, where the layer has one: first of all, in the form of the other parts
     post-norm (the paper's)    x ← norm(x + attention(x));   x ← norm(x + cross(x, memory));   x ← norm(x + ff(x))
     pre-norm                   x ← x + attention(norm(x));   …                                 x ← x + ff(norm(x))
 
@@ -8,6 +9,7 @@ Axes:  B batch   T time   U time of the memory   W width of the tokens   E width
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,16 +20,19 @@ from linattn._typing import Float, Tensor
 from linattn.nn.attention import Attention, AttentionState, read_tokens
 from linattn.nn.layer import Layer
 from linattn.nn.nested import Nested
+from linattn.nn.short_conv import ShortConv
 from linattn.ops.checks import Lengths
 from linattn.state import value
 
 
 @value
 class BlockState(Nested):
-    """What a block remembers: its own tokens, and the memory it has read."""
+    """What a block remembers: its own tokens, the memory it has read, and the last tokens for its convolution."""
 
     own: AttentionState
     cross: AttentionState | None
+    # default_factory: a plain default would live on in the class and answer for a consumed state
+    conv: Tensor | None = dataclasses.field(default_factory=lambda: None)
 
 
 @value
@@ -76,6 +81,9 @@ class Block(nn.Module):
         self.ff = FeedForward(layer)
         self.norms = nn.ModuleList(make_norm(layer) for _ in range(3 if layer.cross else 2))
         self.dropout = nn.Dropout(layer.dropout)
+        if layer.conv:
+            self.conv = ShortConv(layer.width, layer.conv, causal=layer.causal)
+            self.norms.append(make_norm(layer))
 
     def forward(
         self,
@@ -88,6 +96,11 @@ class Block(nn.Module):
         donate: bool = False,
     ) -> tuple[Float[Tensor, "B T W"], BlockState | None]:
         x = read_tokens(x, lengths, self.layer.width)
+        kept = None
+        if self.layer.conv:
+            normed = read_tokens(self._before(x, -1), lengths, self.layer.width)  # a norm's bias is no zero
+            made, kept = self.conv(normed, None if state is None else state.conv, lengths=lengths)
+            x = self._after(x, made, -1)
         own = None if state is None else state.own
         made, own = self.attention(self._before(x, 0), own, lengths=lengths, donate=donate)
         x = self._after(x, made, 0)
@@ -99,12 +112,14 @@ class Block(nn.Module):
             x = self._after(x, made, 1)
         elif memory is not None:
             raise ValueError("memory was given to a block without cross-attention: make it with Layer(cross=True)")
-        x = self._after(x, self.ff(self._before(x, -1)), -1)
-        return x, None if own is None else BlockState(own, read)
+        last = 1 if self.cross is None else 2
+        x = self._after(x, self.ff(self._before(x, last)), last)
+        return x, None if own is None else BlockState(own, read, kept)
 
     def empty_state(self, batch: int, *, capacity: int = 64, static: bool = False) -> BlockState:
         own = self.attention.empty_state(batch, capacity=capacity, static=static)
-        return BlockState(own, None if self.cross is None else self.cross.empty_state(batch))
+        cross = None if self.cross is None else self.cross.empty_state(batch)
+        return BlockState(own, cross, self.conv.empty_state(batch) if self.layer.conv else None)
 
     def _before(self, x: Tensor, part: int) -> Tensor:
         return self.norms[part](x) if self.layer.norm_first else x
