@@ -110,7 +110,10 @@ def numpy_attention(name: str, q, k, v):
     return np.einsum("bhtu,buhd->bthd", scores / scores.sum(-1, keepdims=True), v)
 
 
-@pytest.mark.parametrize("rival", operator.rivals(), ids=lambda rival: rival.name)
+EXACT = [rival for rival in operator.rivals() if rival.name != "native"]  # which takes no float64: test_ops_values.py
+
+
+@pytest.mark.parametrize("rival", EXACT, ids=lambda rival: rival.name)
 def test_every_rival_computes_its_attention_and_its_gradients(rival):
     operands = operator.make_operands(size(), rival.heads_first)
     turned = [x.transpose(1, 2) if rival.heads_first else x for x in operands]

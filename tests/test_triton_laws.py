@@ -118,7 +118,7 @@ def test_values_far_from_zero():
 
 
 def test_the_far_tail_of_elu_keeps_its_digits():
-    q = k = torch.full((1, 5, 1, 16), -60.0)
+    q = k = torch.full((1, 5, 1, 16), -40.0)  # weights of exp(-80), near the end of float32: F.elu(x) + 1 gives 0
     v = torch.arange(5.0).view(1, 5, 1, 1).expand(1, 5, 1, 16)
     out = linear_attention(q, k, v, impl="triton")
     torch.testing.assert_close(out[0, :, 0, 0], torch.arange(5.0) / 2)
