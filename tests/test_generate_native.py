@@ -215,7 +215,8 @@ def test_snapshot_and_resume_bit_for_bit(cut, tmp_path):
     taken.save(tmp_path / "half")
     again = torch.stack(list(stream(model, snapshot=Snapshot.load(tmp_path / "half"))), 1)
     assert torch.equal(again, rest) and torch.equal(rest, whole.tensor[:, cut:])
-    assert same_bits(taken, kept)  # and so did the second one
+    again = torch.stack(list(stream(model, snapshot=taken)), 1)
+    assert torch.equal(again, rest) and same_bits(taken, kept)  # and so did the one from the snapshot at hand
     by_torch = torch.stack(list(stream(model, snapshot=taken, impl="torch")), 1)
     assert torch.equal(by_torch, rest)
 
