@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 LINATTN := $(VENV)/bin/linattn
 
 # The set-up is done when this file exists; its name changes with everything that the set-up depends on.
-READY  := $(VENV)/.ready-$(shell cat requirements/*.txt pyproject.toml hatch_build.py $(wildcard csrc/*) | cksum | tr ' ' -)
+READY  := $(VENV)/.ready-$(shell cat requirements/*.txt pyproject.toml hatch_build.py $(wildcard csrc/*.*) | cksum | tr ' ' -)
 BEGUN  := $(VENV)/.begun
 
 .PHONY: help setup demo test test-all lint format bench clean

@@ -122,14 +122,20 @@ void pool_barrier(int count) {
 namespace {
 
 // Each block begins with its size. A slot holds a block that nobody uses, or NULL.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int SLOTS = 1;
+constexpr bool KEEP = false;  // a block that is larger than asked for would hide what is read beyond its end
+#else
 constexpr int SLOTS = 8;
+constexpr bool KEEP = true;
+#endif
 constexpr size_t HEADER = 64, LARGEST_KEPT = size_t(64) << 20;
 void* slots[SLOTS];
 
 size_t size_of(void* block) { return *static_cast<size_t*>(block); }
 
 void keep_or_free(void* block) {
-    for (int i = 0; i < SLOTS && size_of(block) <= LARGEST_KEPT; i++) {
+    for (int i = 0; KEEP && i < SLOTS && size_of(block) <= LARGEST_KEPT; i++) {
         void* empty = nullptr;
         if (__atomic_compare_exchange_n(&slots[i], &empty, block, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return;
     }

@@ -12,12 +12,30 @@ from pathlib import Path
 
 import pytest
 
+from linattn import backends
+
 ROOT = Path(__file__).parents[1]
 PURE = "py3-none-any"
 SOURCE = """
 #include <math.h>
 extern "C" __attribute__((visibility("default"))) double twice_root(double x) { return 2 * sqrt(x); }
 """
+
+
+# In place of the compiler of that name: writes down what it was asked for, where the object or library should be.
+ZIGLANG = """
+import sys
+from pathlib import Path
+Path(sys.argv[sys.argv.index("-o") + 1]).write_text(" ".join(sys.argv[1:]))
+sys.exit("not today" if "fail" in Path("csrc/twice.cpp").read_text() else 0)
+"""
+TARGETS = {  # the name: the wheel's tag, the library, the first word of zig's name
+    "linux-x86_64": ("manylinux_2_17_x86_64", "_native.so", "x86_64"),
+    "linux-aarch64": ("manylinux_2_17_aarch64", "_native.so", "aarch64"),
+    "macos-x86_64": ("macosx_11_0_x86_64", "_native.dylib", "x86_64"),
+    "macos-arm64": ("macosx_11_0_arm64", "_native.dylib", "aarch64"),
+    "windows-x86_64": ("win_amd64", "_native.dll", "x86_64"),
+}
 
 
 @pytest.fixture
@@ -32,13 +50,29 @@ def project(tmp_path):
 
 def build(project: Path, **environment: str) -> tuple[str, zipfile.ZipFile, str]:
     """The wheel's tag, the wheel, and what the build said."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
-    run = subprocess.run(
-        command, check=False, cwd=project, env=os.environ | environment, capture_output=True, text=True
-    )
+    run = try_to_build(project, **environment)
     assert run.returncode == 0, run.stderr
     (wheel,) = (project / "dist").iterdir()
     return wheel.stem.split("-", 2)[2], zipfile.ZipFile(wheel), run.stdout + run.stderr
+
+
+def try_to_build(project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+    return subprocess.run(
+        command, check=False, cwd=project, env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+def write_ziglang(folder: Path) -> str:
+    """A PYTHONPATH with the stand-in."""
+    (folder / "zig" / "ziglang").mkdir(parents=True)
+    (folder / "zig" / "ziglang" / "__init__.py").touch()
+    (folder / "zig" / "ziglang" / "__main__.py").write_text(ZIGLANG)
+    (folder / "zig" / "ziglang-0.17.0.dist-info").mkdir()
+    (folder / "zig" / "ziglang-0.17.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: ziglang\nVersion: 0.17.0\n"
+    )
+    return str(folder / "zig")
 
 
 def write_source(project: Path, text: str) -> None:
@@ -69,3 +103,41 @@ def test_an_install_never_fails_for_the_compiler(project, trouble):
     assert tag == PURE
     assert "linattn/ops/_native.so" not in wheel.namelist()
     assert ("no-such-compiler" if trouble == "no compiler" else "not today") in said
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_wheel_of_another_platform(project, target):
+    """The tag that an installer there takes, the name that ops/cpu.py looks for, and nothing of this machine."""
+    write_source(project, SOURCE)
+    (project / "linattn" / "ops" / "_native.so").write_text("of this machine")
+    tag, wheel, _ = build(project, LINATTN_TARGET=target, PYTHONPATH=write_ziglang(project))
+    platform, library, machine = TARGETS[target]
+    assert tag == f"py3-none-{platform}"
+    assert [name for name in wheel.namelist() if "_native" in name] == [f"linattn/ops/{library}"]
+    linked = wheel.read(f"linattn/ops/{library}").decode()
+    assert linked.startswith(f"cc -target {machine}-") and "-shared" in linked
+    assert (project / "linattn" / "ops" / "_native.so").read_text() == "of this machine"
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "said"),
+    [("plan9-mips", SOURCE, "macos-arm64"), ("macos-arm64", "fail", "not today")],
+    ids=["unknown", "fails"],
+)
+def test_a_wheel_that_was_asked_for_is_built_or_fails(project, target, source, said):
+    write_source(project, source)
+    run = try_to_build(project, LINATTN_TARGET=target, PYTHONPATH=write_ziglang(project))
+    assert run.returncode != 0
+    assert said in run.stdout + run.stderr
+    assert not list(project.glob("dist/*"))
+
+
+@pytest.mark.skipif(not backends()["native"][0] or not shutil.which("cc"), reason="needs the library and a C compiler")
+def test_the_library_from_c(tmp_path):
+    """The header is C, and a program without Python gets what the definition in double precision says."""
+    (library,) = (ROOT / "linattn" / "ops").glob("_native.*")
+    command = ["cc", "-std=c11", "-O1", "-Wall", "-Werror", str(ROOT / "csrc/tests/operator.c"), str(library), "-lm"]
+    subprocess.run([*command, "-o", str(tmp_path / "driver")], check=True)
+    run = subprocess.run([str(tmp_path / "driver")], check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+    assert "scalar: 15 cases, right" in run.stdout
