@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from linattn.audio import BadSound, from_pcm
@@ -38,6 +39,7 @@ def transcribe(
     rate: Annotated[int, typer.Option(help="Of the stream, samples a second.")] = 16_000,
     beam: Annotated[int, typer.Option(help="Label sequences that are followed; 0: the best path. Files only.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads; pieces are small, and more than one rarely helps.")] = 1,
 ) -> None:
     """Write down what is said.
 
@@ -53,6 +55,7 @@ def transcribe(
         raise ValueError(
             "no recogniser ships with this version: train one, `linattn train speech`, and name it: --model"
         )
+    torch.set_num_threads(max(1, threads))  # on a busy machine two that wait for each other crawl
     model = load_model(weights, device)
     if not isinstance(model, SpeechModel):
         raise ValueError(f"{weights} is a {type(model).__name__}: speech models transcribe")
