@@ -188,6 +188,17 @@ def test_each_epoch_visits_every_utterance_once_and_can_be_entered(ocean):
         SpeechWalk(data, 6, seed=3).load_state_dict(place)
 
 
+def test_an_epoch_hears_utterances_at_several_speeds(ocean):
+    data = load(ocean, "train", speeds=(0.8, 1.0))
+    walk, heard = SpeechWalk(data, 4, seed=0), set()
+    for batch in (next(walk) for _ in range(10)):
+        for row, n, frames in zip(batch.rows.tolist(), batch.lengths.tolist(), batch.frames, strict=True):
+            version = [int(v.lengths[row]) for v in data.versions].index(n)
+            assert torch.equal(frames[:n], data.versions[version].each()[row])
+            heard.add(version)
+    assert heard == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
