@@ -66,8 +66,14 @@ def main(
     print(f"{heard.seconds / 60:.1f} minutes in {busy:.1f} s: real-time factor {busy / heard.seconds:.4f}")
     data = {"what": "speech-stream", "environment": about, "weights": str(weights.name), "split": split}
     data |= {"parameters": model.num_parameters, "piece_seconds": PIECE, "seconds": heard.seconds}
-    data |= {"real_time_factor": busy / heard.seconds, "record": record_of(weights), "minutes": lines}
+    data |= {"real_time_factor": busy / heard.seconds, "record": without_paths(record_of(weights)), "minutes": lines}
     print(f"\nwritten: {save_json(json.loads(json.dumps(data)), 'speech-stream', out)}")
+
+
+def without_paths(record: dict[str, Any]) -> dict[str, Any]:
+    """How the model was trained, without where this machine keeps its files."""
+    options = {key: x for key, x in record["run"]["data_options"].items() if key not in ("data_dir", "cache_dir")}
+    return record | {"run": record["run"] | {"data_options": options}}
 
 
 def minute_by_minute(model: SpeechModel, run: dict[str, Any], split: str) -> list[Block]:
