@@ -108,8 +108,8 @@ def with_gradients(run: Run, leaves: list[torch.Tensor], g: torch.Tensor) -> Run
 def onnx_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
     """onnxruntime's operator on the same numbers, checked once against ours without map and normaliser."""
     import numpy as np
-    import onnxruntime
-    from onnx import TensorProto, helper
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+    from onnx import TensorProto, helper  # pyright: ignore[reportMissingImports]
 
     names, shape = ("q", "k", "v"), (*q.shape[:2], q.shape[2] * q.shape[3])
     given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]

@@ -3,6 +3,7 @@
 
 #include "dispatch.h"
 #include "linattn.h"
+#include "platform.h"
 #include "pool.h"
 
 namespace linattn {
@@ -27,6 +28,12 @@ Sequence sequence_of(const linattn_attention& c, int64_t state) {
     if (c.causal) s.queries = s.keys = s.keys < c.T ? s.keys : c.T;
     else if (c.q_lengths) s.queries = within(c.q_lengths[state], 0, c.T);
     return s;
+}
+
+// Of `heads` heads of tokens in each row of the batch.
+int64_t bytes_of_values(const linattn_attention& c, int64_t heads) { return c.B * heads * c.M * (c.narrow_values ? 2 : 4); }
+int64_t bytes_of_features(const linattn_attention& c, int64_t heads) {
+    return c.B * heads * c.D * (c.narrow_features ? 2 : 4);
 }
 
 struct Shared {
@@ -67,11 +74,15 @@ int32_t run(const linattn_attention& c, void (*function)(const linattn_attention
 extern "C" {
 
 int32_t linattn_attention_forward(const linattn_attention* call) {
+    linattn::large_pages(call->out, linattn::bytes_of_values(*call, call->T * call->H));
     const linattn::Kernels& table = *linattn::kernels();
     return linattn::run(*call, table.forward, table.forward_scratch(*call));
 }
 
 int32_t linattn_attention_backward(const linattn_attention* call) {
+    linattn::large_pages(call->dq, linattn::bytes_of_features(*call, call->T * call->H));
+    linattn::large_pages(call->dk, linattn::bytes_of_features(*call, call->U * call->K));
+    linattn::large_pages(call->dv, linattn::bytes_of_values(*call, call->U * call->K));
     const linattn::Kernels& table = *linattn::kernels();
     return linattn::run(*call, table.backward, table.backward_scratch(*call, call->U));
 }

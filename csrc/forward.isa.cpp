@@ -74,13 +74,16 @@ struct Head {
     }
 
     void pack_keys(int64_t t, int n) {
-        const Rows k = rows_of(c.k, c.narrow_features, c.k_strides, s.row, s.k_begin + t, head);
+        Rows k = rows_of(c.k, c.narrow_features, c.k_strides, s.row, s.k_begin + t, head);
+        Rows v = rows_of(c.v, c.narrow_values, c.v_strides, s.row, s.k_begin + t, head);
+        k.ahead = v.ahead = CHUNK;
         pack.features(k, n, w.D, float(c.root_scale), m.k, w.Dp);
-        pack.plain(rows_of(c.v, c.narrow_values, c.v_strides, s.row, s.k_begin + t, head), n, w.M, m.v, w.Mp);
+        pack.plain(v, n, w.M, m.v, w.Mp);
     }
 
     void pack_queries(int64_t t, int n, int64_t h) {
-        const Rows q = rows_of(c.q, c.narrow_features, c.q_strides, s.row, s.q_begin + t, h);
+        Rows q = rows_of(c.q, c.narrow_features, c.q_strides, s.row, s.q_begin + t, h);
+        q.ahead = CHUNK;
         pack.features(q, n, w.D, float(c.root_scale), m.q, w.Dp);
     }
 
@@ -122,7 +125,8 @@ struct Head {
             const float den = m.factors[i] + (empty ? 0.0f : dot(m.q + i * w.Dp, m.z, w.Dp));
             m.factors[i] = inverse_of(c, den, &follows);
         }
-        const Rows out = rows_in(c.out, c.narrow_values, c.T, c.H, c.M, s.row, s.q_begin + t, h);
+        Rows out = rows_in(c.out, c.narrow_values, c.T, c.H, c.M, s.row, s.q_begin + t, h);
+        out.ahead = CHUNK;
         pack.unpack(out, n, w.M, m.out, w.Mp, c.normalize ? m.factors : nullptr);
     }
 

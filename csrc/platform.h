@@ -14,6 +14,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #endif
 
 namespace linattn {
@@ -46,6 +49,20 @@ static inline void* aligned_memory(size_t bytes) {
 }
 static inline void free_aligned(void* p) { free(p); }
 #endif
+
+// Asks for large pages under memory that is about to be written for the first time: page faults of 4 KB can take longer
+// than what is computed. Smaller blocks come from memory that the process already has.
+static inline void large_pages(void* memory, int64_t bytes) {
+#if defined(__linux__)
+    constexpr uintptr_t PAGE = uintptr_t(2) << 20;
+    if (!memory || bytes < (int64_t(32) << 20)) return;
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) & ~(PAGE - 1);
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) & ~(PAGE - 1);
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // advice: where it fails nothing changes
+#else
+    (void)memory, (void)bytes;
+#endif
+}
 
 // Starts a thread that is never joined; false where the system refuses.
 bool start_thread(void (*run)(intptr_t), intptr_t argument);

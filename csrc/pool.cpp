@@ -4,6 +4,16 @@
 
 #include "platform.h"
 
+#if defined(__linux__)
+// Torch's threads, where a process has them (libgomp). After each of torch's products they spin for milliseconds on the
+// cores that a second pool would need, so its own threads take turns with ours: half the speed on two cores.
+extern "C" {
+void GOMP_parallel(void (*run)(void*), void* context, unsigned threads, unsigned flags) __attribute__((weak));
+int omp_get_thread_num(void) __attribute__((weak));
+int omp_get_num_threads(void) __attribute__((weak));
+}
+#endif
+
 namespace linattn {
 namespace {
 
@@ -27,6 +37,8 @@ struct Pool {
     Mutex mutex;
     Condition changed;
 };
+
+bool forked = false;  // libgomp hangs in the child of a process that used it
 
 Pool pool = {0, 0, 0, nullptr, nullptr, 0, 0, 0, 0, 0, LINATTN_MUTEX, LINATTN_CONDITION};
 
@@ -70,6 +82,7 @@ void work(intptr_t index) {
 
 #if !defined(_WIN32)
 void start_over_in_child() {
+    forked = true;
     // Only the forking thread lives on: the workers are gone, and a lock may have been held by one that is gone too.
     pool = {0, 0, 0, nullptr, nullptr, 0, 0, 0, 0, 0, LINATTN_MUTEX, LINATTN_CONDITION};
 }
@@ -77,11 +90,47 @@ void start_over_in_child() {
 __attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, start_over_in_child); }
 #endif
 
+struct Borrowed {
+    Task task;
+    void* context;
+};
+
+// Runs the task on torch's threads; false where there are none.
+bool run_borrowed(int threads, Task task, void* context) {
+#if defined(__linux__)
+    if (forked || !GOMP_parallel || !omp_get_thread_num || !omp_get_num_threads) return false;
+    Borrowed borrowed = {task, context};
+    const auto run = [](void* given) {
+        const Borrowed& work = *static_cast<Borrowed*>(given);
+        work.task(work.context, omp_get_thread_num(), omp_get_num_threads());
+    };
+    GOMP_parallel(run, &borrowed, static_cast<unsigned>(threads), 0);
+    return true;
+#else
+    (void)threads, (void)task, (void)context;
+    return false;
+#endif
+}
+
 // Called with `busy` held.
 int with_workers(int threads) {
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     while (pool.workers < threads - 1 && start_thread(work, pool.workers + 1)) pool.workers++;
     return pool.workers + 1 < threads ? pool.workers + 1 : threads;
+}
+
+// Called with `busy` held.
+void run_own(int threads, Task task, void* context) {
+    const int count = with_workers(threads);
+    if (count == 1) return task(context, 0, 1);
+    const uint64_t turn = (pool.ticket >> 16) + 1;
+    pool.task = task;
+    pool.context = context;
+    __atomic_store_n(&pool.remaining, count - 1, __ATOMIC_RELAXED);
+    change(&pool.ticket, turn << 16 | static_cast<uint64_t>(count));
+    task(context, 0, count);
+    uint64_t ended = read(&pool.finished);
+    while (ended != turn) ended = wait_for_change(&pool.finished, ended);
 }
 
 }  // namespace
@@ -91,20 +140,8 @@ void pool_run(int threads, Task task, void* context) {
         task(context, 0, 1);
         return;
     }
-    const int count = with_workers(threads);
-    if (count > 1) {
-        const uint64_t turn = (pool.ticket >> 16) + 1;
-        pool.task = task;
-        pool.context = context;
-        pool.arrived = 0;
-        __atomic_store_n(&pool.remaining, count - 1, __ATOMIC_RELAXED);
-        change(&pool.ticket, turn << 16 | static_cast<uint64_t>(count));
-        task(context, 0, count);
-        uint64_t ended = read(&pool.finished);
-        while (ended != turn) ended = wait_for_change(&pool.finished, ended);
-    } else {
-        task(context, 0, 1);
-    }
+    __atomic_store_n(&pool.arrived, 0, __ATOMIC_RELAXED);
+    if (!run_borrowed(threads, task, context)) run_own(threads, task, context);
     __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
 }
 

@@ -1,6 +1,7 @@
 // A pool of threads for short parallel tasks, and the memory they work in.
 //
-// One task runs on the pool at a time. A caller that finds it busy runs its task alone: several Python threads that
+// Where torch's threads are in the process (libgomp), tasks run on them; else, and in a child after a fork, on threads of
+// our own. One task runs at a time. A caller that finds it busy runs its task alone: several Python threads that
 // each call the library then share the cores as their tasks, and nobody waits. Workers are started when they are first
 // asked for. They look for work for some microseconds after a task (the next layer, the next token), then they sleep.
 // After a fork the child begins with an empty pool.

@@ -9,10 +9,12 @@
 namespace linattn {
 namespace LINATTN_ISA {
 
-// Rows in the caller's memory: fp32 or bf16, `stride` numbers apart.
+// Rows in the caller's memory: fp32 or bf16, `stride` numbers apart. While they are packed those `ahead` rows further on
+// are called for: rows of one head lie too far apart for the processor to see where the next ones will be.
 struct Rows {
     void* at;
     int64_t stride;
+    int64_t ahead = 0;
 };
 
 // What depends on the operands' dtype and on the feature map, chosen once a call.

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 SAMPLE = 0.005  # seconds: a shorter sample is mostly clock and loop, so cheap calls are timed several at once
+SETTLE = 0.01  # seconds: threads of the rival before may spin on for milliseconds, on the cores of the next one
 CHEAP = 0.05  # seconds: so cheap a call is run again before it is timed, and again for its memory, when it is warm
 
 Run = Callable[[], Any]
@@ -119,6 +120,9 @@ class _Entrant:
         return self.spent < self.effort.budget or len(self.samples) < self.effort.least
 
     def sample(self) -> None:
+        if self.cheap and torch.device(self.device).type != "cuda":
+            time.sleep(SETTLE)
+            self.run()  # its own threads are awake now
         seconds = time_calls(self.run, self.calls, self.device)
         self.samples.append(seconds)
         self.spent += seconds * self.calls
