@@ -1,6 +1,6 @@
 """The native library where the test suite does not reach: another processor, and under sanitizers.
 
-    python tools/safety.py driver      csrc/tests/operator.c on this machine, each instruction set it has
+    python tools/safety.py driver      csrc/tests on this machine, with each instruction set it has
     python tools/safety.py emulate     the same for aarch64: built by zig (pip install ziglang), run by qemu-aarch64
     python tools/safety.py sanitize    the same with address and undefined-behaviour sanitizers
     python tools/safety.py threads     the same with the thread sanitizer
@@ -34,9 +34,9 @@ def driver(flags: str = "", target: Target | None = None, runner: list[str] | No
     """Builds the driver with the whole library in it, and runs it."""
     os.environ["CFLAGS"] = flags
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "operator-driver")
+        program = Path(folder, "driver")
         sources = units(ROOT / "csrc", target.machine if target else "")
-        sources.append((ROOT / "csrc/tests/operator.c", "operator_driver", []))
+        sources += [(path, f"test_{path.stem}", []) for path in sorted((ROOT / "csrc/tests").glob("*.c"))]
         failure = build(sources, program, ["-static"] if target else [], target)
         if failure:
             print(failure)
