@@ -60,7 +60,8 @@ class Target(NamedTuple):
     tag: str
 
 
-# glibc 2.17 (2014) and macOS 11 are older than what torch asks for: the library never narrows where linattn runs.
+# glibc 2.17 and macOS 11: no newer than what wheels of torch ask for, so the library never narrows where linattn runs.
+# For macOS on x86-64 torch has no wheels any more; who builds torch there finds this one.
 TARGETS = {
     "linux-x86_64": Target("x86_64-linux-gnu.2.17", "x86_64", ".so", "manylinux_2_17_x86_64"),
     "linux-aarch64": Target("aarch64-linux-gnu.2.17", "aarch64", ".so", "manylinux_2_17_aarch64"),
@@ -144,7 +145,8 @@ def build(sources: list[tuple[Path, str, list[str]]], made: Path, kind: list[str
         objects.append(str(made.with_name(f"{name}.o")))
         language = [*compiler["CC"], "-std=c11", "-O2"] if source.suffix == ".c" else [*compiler["CXX"], *general]
         commands.append([*language, *flags, *option("CFLAGS"), "-c", str(source), "-o", objects[-1]])
-    options = ["-pthread", *option("CFLAGS"), *option("LDFLAGS")]
+    strip = ["-s"] if wanted and wanted.suffix != ".dll" else []  # Windows has its debug symbols in another file
+    options = ["-pthread", *strip, *option("CFLAGS"), *option("LDFLAGS")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         failures = [failure for failure in pool.map(run, commands) if failure]
     return failures[0] if failures else run([*compiler["CC"], *kind, *options, *objects, "-lm", "-o", str(made)])

@@ -71,7 +71,7 @@ def under_python(tests: list[str]) -> int:
             "LD_PRELOAD": ":".join(preload),
             "ASAN_OPTIONS": "detect_leaks=0",  # Python's own, by the thousand
             "PYTHONMALLOC": "malloc",
-            "OMP_NUM_THREADS": "2",
+            "OMP_NUM_THREADS": "1",  # the tests ask for more where that is their subject
         }
         command = [sys.executable, "-m", "pytest", "-q", "-k", "native", "-p", "no:cacheprovider", *tests]
         return subprocess.run(command, check=False, cwd=folder, env=environment).returncode
