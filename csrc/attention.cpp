@@ -36,35 +36,89 @@ int64_t bytes_of_features(const linattn_attention& c, int64_t heads) {
     return c.B * heads * c.D * (c.narrow_features ? 2 : 4);
 }
 
-struct Shared {
+// Where rows × key/value heads leave threads idle, a long sequence is cut into parts that are worked on at once. Causal,
+// its keys are then summed twice, a third more work; so this is for heads that keep no more than two thirds of the
+// threads busy. Parts depend on the sizes and on the number of threads asked for, never on who does what when.
+constexpr int64_t LONG = 2048, SHORTEST_PART = 512;  // tokens
+
+int64_t divisor_of(int64_t x, int64_t y) { return y == 0 ? x : divisor_of(y, x % y); }
+
+int64_t longer(int64_t x, int64_t y) { return x > y ? x : y; }
+
+// The most parts that a head of this call is cut into: with that many, all threads get equally much to do.
+int64_t most_parts(const linattn_attention& c) {
+    const int64_t heads = c.R * c.K;
+    if (3 * heads > 2 * c.threads || longer(c.T, c.U) < LONG) return 1;
+    return c.threads / divisor_of(c.threads, heads);
+}
+
+int64_t parts_of(const Sequence& s, int64_t most) {
+    const int64_t tokens = longer(s.keys, s.queries);
+    return tokens < LONG ? 1 : within(tokens / SHORTEST_PART, 1, most);
+}
+
+struct Work {
     const linattn_attention& call;
-    void (*run)(const linattn_attention&, const Sequence&, int, float*);
-    char* scratch;
-    int64_t bytes;  // of scratch for each thread
-    int64_t next;   // head that nobody works on yet
+    const Operation& operation;
+    int64_t parts;    // of a head, at most
+    int64_t scratch;  // bytes for each thread
+    int64_t shared;   // bytes for each head that is cut
+    int threads;
+    int phase;
+    int64_t next;  // task that nobody works on yet
+    char* memory;
 };
 
-void work(void* context, int index, int) {
-    Shared& shared = *static_cast<Shared*>(context);
-    const linattn_attention& c = shared.call;
-    float* scratch = reinterpret_cast<float*>(shared.scratch + index * shared.bytes);
-    for (;;) {
-        const int64_t item = __atomic_fetch_add(&shared.next, 1, __ATOMIC_RELAXED);
-        if (item >= c.R * c.K) return;
-        shared.run(c, sequence_of(c, item / c.K), static_cast<int>(item % c.K), scratch);
+void work_on(const Work& w, int64_t head, int64_t number, float* scratch) {
+    const linattn_attention& c = w.call;
+    const Sequence s = sequence_of(c, head / c.K);
+    const int kv_head = static_cast<int>(head % c.K);
+    const int64_t parts = parts_of(s, w.parts);
+    if (parts == 1) {
+        if (w.phase == 0 && number == 0) w.operation.run(c, s, kv_head, scratch);
+    } else if (number < parts) {
+        char* shared = w.memory + w.threads * w.scratch + head * w.shared;
+        w.operation.run_part(c, s, kv_head, {number, parts, w.phase, reinterpret_cast<float*>(shared)}, scratch);
     }
 }
 
-int32_t run(const linattn_attention& c, void (*function)(const linattn_attention&, const Sequence&, int, float*),
-            int64_t bytes) {
-    const int64_t items = c.R * c.K;
-    if (items == 0) return 0;
-    const int threads = static_cast<int>(within(c.threads, 1, items));
-    bytes = (bytes + 127) / 128 * 128;
-    Shared shared = {c, function, static_cast<char*>(scratch_take(bytes * threads)), bytes, 0};
-    if (!shared.scratch) return -1;
-    pool_run(threads, work, &shared);
-    scratch_give_back(shared.scratch);
+void work(void* context, int index, int) {
+    Work& w = *static_cast<Work*>(context);
+    float* scratch = reinterpret_cast<float*>(w.memory + index * w.scratch);
+    for (;;) {
+        const int64_t task = __atomic_fetch_add(&w.next, 1, __ATOMIC_RELAXED);
+        if (task >= w.call.R * w.call.K * w.parts) return;
+        work_on(w, task / w.parts, task % w.parts, scratch);
+    }
+}
+
+int64_t whole_lines(int64_t bytes) { return (bytes + 127) / 128 * 128; }
+
+// Bytes that a head of the longest sequence needs to share.
+int64_t shared_by_parts(const linattn_attention& c, const Operation& operation, int64_t most) {
+    int64_t bytes = 0;
+    for (int64_t state = 0; most > 1 && state < c.R; state++) {
+        const Sequence s = sequence_of(c, state);
+        const int64_t parts = parts_of(s, most);
+        if (parts > 1) bytes = longer(bytes, operation.shared(c, s, parts));
+    }
+    return whole_lines(bytes);
+}
+
+int32_t run(const linattn_attention& c, const Operation& operation) {
+    const int64_t heads = c.R * c.K;
+    if (heads == 0) return 0;
+    Work w = {c, operation, most_parts(c), 0, 0, 1, 0, 0, nullptr};
+    w.threads = static_cast<int>(within(c.threads, 1, heads * w.parts));
+    w.scratch = whole_lines(operation.scratch(c, w.parts > 1 && c.U > LONG ? LONG : c.U));
+    w.shared = shared_by_parts(c, operation, w.parts);
+    w.memory = static_cast<char*>(scratch_take(w.scratch * w.threads + w.shared * heads));
+    if (!w.memory) return -1;
+    for (; w.phase < (w.parts > 1 ? operation.phases : 1); w.phase++) {
+        w.next = 0;
+        pool_run(w.threads, work, &w);
+    }
+    scratch_give_back(w.memory);
     return 0;
 }
 
@@ -75,16 +129,14 @@ extern "C" {
 
 int32_t linattn_attention_forward(const linattn_attention* call) {
     linattn::large_pages(call->out, linattn::bytes_of_values(*call, call->T * call->H));
-    const linattn::Kernels& table = *linattn::kernels();
-    return linattn::run(*call, table.forward, table.forward_scratch(*call));
+    return linattn::run(*call, linattn::kernels()->forward);
 }
 
 int32_t linattn_attention_backward(const linattn_attention* call) {
     linattn::large_pages(call->dq, linattn::bytes_of_features(*call, call->T * call->H));
     linattn::large_pages(call->dk, linattn::bytes_of_features(*call, call->U * call->K));
     linattn::large_pages(call->dv, linattn::bytes_of_values(*call, call->U * call->K));
-    const linattn::Kernels& table = *linattn::kernels();
-    return linattn::run(*call, table.backward, table.backward_scratch(*call, call->U));
+    return linattn::run(*call, linattn::kernels()->backward);
 }
 
 }  // extern "C"

@@ -14,5 +14,12 @@ struct Sequence {
     int64_t k_begin, keys;     // its keys'
 };
 
+// One of the tasks that a head of a long sequence is cut into, where there are fewer heads than threads.
+struct Part {
+    int64_t number, parts;
+    int phase;      // begins when all parts have ended the one before
+    float* shared;  // the head's memory for what its parts leave each other
+};
+
 }  // namespace linattn
 #endif

@@ -9,6 +9,10 @@
 // Running them backwards (S -= φkᵀ v) would spare that, and is not accurate enough in fp32. In a segment the values are
 // counted from c, the mean of the values before it (9). S is only needed transposed here.
 //
+// A sequence that is cut into parts: each part's gradients are made as if nothing came after it, which leaves its share
+// of dS and dz; these are added up from the last part to the first; then dφk and dv get what comes after their part.
+// Until then they stay in fp32. This takes no more flops than doing it in one.
+//
 // φq, dφq, φk, dφk (L, D)   v, dv, g (L, M)   A, dA (L, L)   Sᵀ (M, D)   dS (D, M) and transposed   z, dz (D)   c (M)
 #include "call.h"
 #include "kernels.h"
@@ -63,12 +67,46 @@ struct Memory {
         end = arena.next;
     }
 
+    // Borders that lie elsewhere, and shorter segments where there would be too few.
+    void cut(float* shared_borders, int64_t chunks_of_segment) {
+        borders = shared_borders;
+        chunks = chunks_of_segment;
+        segment = chunks * CHUNK;
+    }
+
     Border border_before(int64_t number, const Widths& w) const {
         Arena arena = {borders + number * border};
         float* S = arena.take(transposed);
         float* S_low = arena.take(transposed);
         float* z = arena.take(w.Dp);
         return {S, S_low, z, arena.take(w.Dp)};
+    }
+};
+
+enum Phase { MEAN, SUMS, ADD_SUMS, QUERIES, ADD_GRADIENTS, KEYS };
+static_assert(KEYS + 1 == BACKWARD_PHASES, "");
+
+// What the parts of a head share: sums at borders (of segments if causal, of parts if not), gradients of the sums before
+// each part and after the last, sums of values, and dφk and dv.
+struct Shared {
+    int64_t chunks, segments;  // chunks of a segment
+    int64_t gradients;         // numbers of dS and dz
+    float *borders, *ends, *means, *dk, *dv;
+    float* end;
+
+    Shared(const linattn_attention& c, const Widths& w, const Sequence& s, int64_t parts, float* memory) {
+        const Memory m(w, nullptr, 0);
+        const int64_t enough = (s.keys + 4 * parts * CHUNK - 1) / (4 * parts * CHUNK);  // four segments a part
+        chunks = enough < 1 ? 1 : enough < m.chunks ? enough : m.chunks;
+        segments = c.causal ? (s.keys + chunks * CHUNK - 1) / (chunks * CHUNK) : parts;
+        gradients = round_up(w.sums(), 16) + round_up(w.Dp, 16);
+        Arena arena = {memory};
+        borders = arena.take((segments + 1) * m.border);
+        ends = arena.take((parts + 1) * gradients);
+        means = arena.take(parts * w.Mp);
+        dk = arena.take(c.causal ? s.keys * w.Dp : 0);
+        dv = arena.take(c.causal ? s.keys * w.Mp : 0);
+        end = arena.next;
     }
 };
 
@@ -80,16 +118,17 @@ struct Head {
     Memory m;
     int64_t head, groups;
     bool centered, later;  // later: dS and dz are not zero
+    const Shared* shared;  // where the sequence is cut into parts
 
     Head(const linattn_attention& call, const Sequence& sequence, int kv_head, float* scratch)
         : c(call), s(sequence), w(call), pack(packing(call)), m(w, scratch, sequence.keys), head(kv_head),
-          groups(call.H / call.K), centered(call.normalize && call.eps < 0), later(false) {}
+          groups(call.H / call.K), centered(call.normalize && call.eps < 0), later(false), shared(nullptr) {}
 
     void run() {
         clear(m.center, w.Mp);
-        load_state(m.border_before(0, w));
-        load_gradients();
         if (c.causal) {
+            load_state(m.border_before(0, w));
+            load_gradients();
             const int64_t segments = (s.keys + m.segment - 1) / m.segment;
             for (int64_t i = 0; i + 1 < segments; i++) sum_segment(i);
             for (int64_t i = segments; i-- > 0;) causal_segment(i);
@@ -101,16 +140,175 @@ struct Head {
 
     static int size(int64_t t, int64_t end) { return static_cast<int>(end - t < CHUNK ? end - t : CHUNK); }
 
+    // Parts
+
+    void run_part(const Part& part, const Shared& of_parts) {
+        shared = &of_parts;
+        m.cut(shared->borders, shared->chunks);
+        clear(m.center, w.Mp);
+        switch (part.phase) {
+            case MEAN: return c.causal ? void() : mean_part(part);
+            case SUMS: return c.causal ? causal_sums(part) : full_sums(part);
+            case ADD_SUMS: return add_borders(part);
+            case QUERIES: return c.causal ? causal_queries(part) : full_queries(part);
+            case ADD_GRADIENTS: return add_gradients(part);
+            default: return c.causal ? causal_keys(part) : full_keys(part);
+        }
+    }
+
+    void causal_sums(const Part& part) {
+        if (part.number == 0) {
+            load_state(m.border_before(0, w));
+            load_gradients();
+            store_end(part.parts);
+        }
+        const int64_t last = share(shared->segments - 1, part.number + 1, part.parts);
+        for (int64_t i = share(shared->segments - 1, part.number, part.parts); i < last; i++) {
+            const Border to = m.border_before(i + 1, w);
+            clear(to.S, m.border);
+            sum_keys(i * m.segment, (i + 1) * m.segment, to);
+        }
+    }
+
+    // From one border to the next; each part's task adds up an equal share of the numbers.
+    void add_borders(const Part& part) {
+        const int64_t from = share(m.transposed / LANES, part.number, part.parts) * LANES;
+        const int64_t n = share(m.transposed / LANES, part.number + 1, part.parts) * LANES - from;
+        for (int64_t i = 1; i < shared->segments + (c.causal ? 0 : 1); i++) {
+            const Border before = m.border_before(i - 1, w), after = m.border_before(i, w);
+            add_pairs(after.S + from, after.S_low + from, before.S + from, before.S_low + from, n);
+            if (part.number == 0) add_pairs(after.z, after.z_low, before.z, before.z_low, w.Dp);
+        }
+    }
+
+    void causal_queries(const Part& part) {
+        clear_gradients();
+        for (int64_t i = first_segment(part.number + 1, part.parts); i-- > first_segment(part.number, part.parts);)
+            causal_segment(i);
+        store_end(part.number);
+    }
+
+    int64_t first_segment(int64_t number, int64_t parts) const { return share(shared->segments, number, parts); }
+
+    void add_gradients(const Part& part) {
+        const int64_t from = share(shared->gradients / LANES, part.number, part.parts) * LANES;
+        const int64_t until = share(shared->gradients / LANES, part.number + 1, part.parts) * LANES;
+        for (int64_t p = part.parts; p-- > 0;) {
+            float *to = shared->ends + p * shared->gradients, *later_ones = to + shared->gradients;
+            for (int64_t i = from; i < until; i += LANES) store(to + i, load(to + i) + load(later_ones + i));
+        }
+    }
+
+    // Segments are dealt out in turn: those of the last part may have nothing after them.
+    void causal_keys(const Part& part) {
+        int64_t owner = 0;
+        for (int64_t i = part.number; i < shared->segments; i += part.parts) {
+            while (first_segment(owner + 1, part.parts) <= i) owner++;
+            load_end(owner + 1);
+            later = owner + 1 < part.parts || c.dkv_out || c.dz_out;
+            finish_segment(i);
+        }
+        if (part.number || !c.dkv) return;
+        load_end(0);
+        store_gradients();
+    }
+
+    // dφk and dv of a segment get what comes after its part.
+    void finish_segment(int64_t number) {
+        const int64_t begin = number * m.segment, end = segment_end(number);
+        if (centered) find_center(m.border_before(number, w), begin, end);
+        recount(1);
+        transpose_tile(m.dS, w.Mp, w.D, w.M, m.dS_transposed, w.Dp);
+        for (int64_t t = begin; t < end; t += CHUNK) {
+            const int n = size(t, end);
+            pack_keys(t, n);
+            share_key_gradients(t);
+            if (later) later_keys(n, true);
+            store_key_gradients(t, n);
+        }
+    }
+
+    void share_key_gradients(int64_t t) {
+        m.dk = shared->dk + t * w.Dp;
+        m.dv = shared->dv + t * w.Mp;
+    }
+
+    void mean_part(const Part& part) {
+        if (centered) add_values(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts));
+        memcpy(shared->means + part.number * w.Mp, m.center, w.Mp * sizeof(float));
+    }
+
+    void join_means(int64_t parts) {
+        if (!centered || s.keys == 0) return;
+        add_rows(m.center, shared->means, w.Mp, static_cast<int>(parts), w.Mp);
+        divide_center(s.keys);
+    }
+
+    void full_sums(const Part& part) {
+        join_means(part.parts);
+        const Border first = m.border_before(0, w), to = m.border_before(part.number + 1, w);
+        if (part.number == 0) {
+            start_full(first);
+            store_end(part.parts);
+        }
+        clear(to.S, m.border);
+        sum_keys(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts), to);
+    }
+
+    void full_queries(const Part& part) {
+        clear_gradients();
+        ask(cut(s.queries, part.number, part.parts), cut(s.queries, part.number + 1, part.parts),
+            m.border_before(part.parts, w));
+        store_end(part.number);
+    }
+
+    void full_keys(const Part& part) {
+        join_means(part.parts);
+        load_end(0);
+        answer(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts));
+        recount(-1);
+        if (part.number == 0 && c.dkv) store_gradients();
+    }
+
+    void clear_gradients() {
+        clear(m.dS, w.sums());
+        clear(m.dz, w.Dp);
+        later = false;
+    }
+
+    // dS and dz before part `number`
+    void store_end(int64_t number) const {
+        float* end = shared->ends + number * shared->gradients;
+        clear(end, shared->gradients);
+        memcpy(end, m.dS, w.sums() * sizeof(float));
+        memcpy(end + round_up(w.sums(), 16), m.dz, w.Dp * sizeof(float));
+    }
+
+    void load_end(int64_t number) {
+        const float* end = shared->ends + number * shared->gradients;
+        memcpy(m.dS, end, w.sums() * sizeof(float));
+        memcpy(m.dz, end + round_up(w.sums(), 16), w.Dp * sizeof(float));
+        later = true;
+    }
+
     // Causal
 
     // From one border to the next.
     void sum_segment(int64_t number) {
         const Border from = m.border_before(number, w), to = m.border_before(number + 1, w);
         memcpy(to.S, from.S, m.border * sizeof(float));
-        for (int64_t t = number * m.segment; t < (number + 1) * m.segment; t += CHUNK) {
-            pack_keys(t, CHUNK);
-            add_to_border(to, CHUNK);
+        sum_keys(number * m.segment, (number + 1) * m.segment, to);
+    }
+
+    void sum_keys(int64_t begin, int64_t end, const Border& to) {
+        for (int64_t t = begin; t < end; t += CHUNK) {
+            pack_keys(t, size(t, end));
+            add_to_border(to, size(t, end));
         }
+    }
+
+    int64_t segment_end(int64_t number) const {
+        return s.keys - number * m.segment < m.segment ? s.keys : (number + 1) * m.segment;
     }
 
     void add_to_border(const Border& to, int n) {
@@ -124,8 +322,7 @@ struct Head {
 
     void causal_segment(int64_t number) {
         const Border before = m.border_before(number, w);
-        const int64_t begin = number * m.segment;
-        const int64_t end = s.keys - begin < m.segment ? s.keys : begin + m.segment;
+        const int64_t begin = number * m.segment, end = segment_end(number);
         if (centered) find_center(before, begin, end);
         count_from_center(before, m.starts);
         memcpy(m.starts_z, before.z, w.Dp * sizeof(float));
@@ -150,6 +347,7 @@ struct Head {
     // S and z: the sums before the chunk; `earlier`: they are not zero.
     void causal_chunk(int64_t t, int n, const float* S, const float* z, bool earlier) {
         pack_keys(t, n);
+        if (shared) share_key_gradients(t);
         transpose_tile(m.k, w.Dp, n, w.D, m.k_transposed, CHUNK);
         transpose_tile(m.v, w.Mp, n, w.M, m.v_transposed, CHUNK);
         transpose_tile(m.dS, w.Mp, w.D, w.M, m.dS_transposed, w.Dp);
@@ -172,7 +370,7 @@ struct Head {
             keys_and_values(n, g == 0);
             add_to_later(n);
         }
-        store_key_gradients(t, n);
+        if (!shared) store_key_gradients(t, n);
     }
 
     void keys_and_values(int n, bool first) {
@@ -254,18 +452,30 @@ struct Head {
     void full() {
         const Border sums = m.border_before(0, w);
         if (centered) plain_mean(0, s.keys);
+        start_full(sums);
+        sum_keys(0, s.keys, sums);
+        ask(0, s.queries, sums);
+        answer(0, s.keys);
+        recount(-1);
+    }
+
+    // The state and the gradients that were given, counted from the center.
+    void start_full(const Border& sums) {
+        load_state(sums);
+        load_gradients();
         count_from_center(sums, sums.S);
         clear(sums.S_low, m.transposed);
         recount(1);
-        for (int64_t t = 0; t < s.keys; t += CHUNK) {
-            pack_keys(t, size(t, s.keys));
-            add_to_border(sums, size(t, s.keys));
-        }
-        for (int64_t t = 0; t < s.queries; t += CHUNK)
-            for (int64_t g = 0; g < groups; g++) full_queries(t, size(t, s.queries), head * groups + g, sums);
+    }
+
+    void ask(int64_t begin, int64_t end, const Border& sums) {
+        for (int64_t t = begin; t < end; t += CHUNK)
+            for (int64_t g = 0; g < groups; g++) full_queries(t, size(t, end), head * groups + g, sums);
+    }
+
+    void answer(int64_t begin, int64_t end) {
         transpose_tile(m.dS, w.Mp, w.D, w.M, m.dS_transposed, w.Dp);
-        for (int64_t t = 0; t < s.keys; t += CHUNK) full_keys(t, size(t, s.keys));
-        recount(-1);
+        for (int64_t t = begin; t < end; t += CHUNK) full_keys(t, size(t, end));
     }
 
     void full_queries(int64_t t, int n, int64_t h, const Border& sums) {
@@ -283,10 +493,19 @@ struct Head {
 
     void full_keys(int64_t t, int n) {
         pack_keys(t, n);
-        product({n, w.D, m.dk, w.Dp, {m.v, w.Mp, 1}, m.dS_transposed, w.Dp, w.M});
-        product({n, w.M, m.dv, w.Mp, {m.k, w.Dp, 1}, m.dS, w.Mp, w.D});
-        if (c.normalize) add_to_rows(m.dk, w.Dp, n, m.dz);
+        later_keys(n, false);
         store_key_gradients(t, n);
+    }
+
+    // dφk = v' dSᵀ + dz, dv = φk dS; or added to what is there.
+    void later_keys(int n, bool add) {
+        Product dk = {n, w.D, m.dk, w.Dp, {m.v, w.Mp, 1}, m.dS_transposed, w.Dp, w.M};
+        Product dv = {n, w.M, m.dv, w.Mp, {m.k, w.Dp, 1}, m.dS, w.Mp, w.D};
+        dk.start = add ? m.dk : nullptr;
+        dv.start = add ? m.dv : nullptr;
+        product(dk);
+        product(dv);
+        if (c.normalize) add_to_rows(m.dk, w.Dp, n, m.dz);
     }
 
     // Where values are counted from (9)
@@ -301,12 +520,20 @@ struct Head {
     void plain_mean(int64_t begin, int64_t end) {
         clear(m.center, w.Mp);
         if (begin == end) return;
+        add_values(begin, end);
+        divide_center(end - begin);
+    }
+
+    void add_values(int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; t += CHUNK) {
             const int n = size(t, end);
             pack.plain(rows_of(c.v, c.narrow_values, c.v_strides, s.row, s.k_begin + t, head), n, w.M, m.v, w.Mp);
             add_rows(m.center, m.v, w.Mp, n, w.Mp);
         }
-        const vec factor = splat(1.0f / static_cast<float>(end - begin));
+    }
+
+    void divide_center(int64_t tokens) {
+        const vec factor = splat(1.0f / static_cast<float>(tokens));
         for (int j = 0; j < w.Mp; j += LANES) store(m.center + j, load(m.center + j) * factor);
     }
 
@@ -412,6 +639,18 @@ int64_t backward_scratch(const linattn_attention& call, int64_t longest) {
 
 void backward(const linattn_attention& call, const Sequence& sequence, int head, float* scratch) {
     Head(call, sequence, head, scratch).run();
+}
+
+int64_t backward_shared(const linattn_attention& call, const Sequence& sequence, int64_t parts) {
+    float* const nothing = nullptr;
+    const Shared shared(call, Widths(call), sequence, parts, nothing);
+    return (shared.end - nothing) * static_cast<int64_t>(sizeof(float));
+}
+
+void backward_part(const linattn_attention& call, const Sequence& sequence, int head, const Part& part,
+                   float* scratch) {
+    const Shared shared(call, Widths(call), sequence, part.parts, part.shared);
+    Head(call, sequence, head, scratch).run_part(part, shared);
 }
 
 }  // namespace LINATTN_ISA

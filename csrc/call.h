@@ -31,6 +31,15 @@ struct Widths {
     int64_t sums() const { return static_cast<int64_t>(D) * Mp; }
 };
 
+// Where the first `part` of `parts` equal parts of n end.
+LINATTN_INLINE int64_t share(int64_t n, int64_t part, int64_t parts) { return n * part / parts; }
+
+// The same of `tokens`, in whole chunks.
+LINATTN_INLINE int64_t cut(int64_t tokens, int64_t part, int64_t parts) {
+    const int64_t at = share((tokens + CHUNK - 1) / CHUNK, part, parts) * CHUNK;
+    return at < tokens ? at : tokens;
+}
+
 // The rows of one head from a token on; strides are those of batch, time and head.
 LINATTN_INLINE Rows rows_of(const void* x, bool narrow, const int64_t* strides, int64_t row, int64_t time,
                             int64_t head) {

@@ -4,6 +4,9 @@
 //
 // Not causal: first all keys into the sums, then out = φq S / φq·z.
 //
+// A sequence that is cut into parts: while the first part's outputs are made, the others are summed, each by itself; then
+// the sums before each part are added up, and then come the outputs of the others.
+//
 // φq (L, D)   φk (L, D) and transposed (D, L)   v (L, M)   S (D, M)   z (D)      a group of heads shares φk, v, S
 #include "call.h"
 #include "kernels.h"
@@ -36,6 +39,23 @@ struct Memory {
     float* end;
 };
 
+enum Phase { SUMS, ADD_SUMS, OUTPUTS };
+static_assert(OUTPUTS + 1 == FORWARD_PHASES, "");
+
+// The sums after each part, in the memory that its parts share.
+struct Borders {
+    Arena arena;
+    int64_t n, width;  // numbers of S and of z
+
+    Borders(const Widths& w, float* shared) : arena{shared}, n(w.sums()), width(w.Dp) {}
+    int64_t size() const { return 2 * round_up(n, 16) + 2 * round_up(width, 16); }
+    // S, S_low, z and z_low after part number - 1
+    void at(int64_t number, float* (&sums)[4]) const {
+        Arena here = {arena.next + (number - 1) * size()};
+        for (int i = 0; i < 4; i++) sums[i] = here.take(i < 2 ? n : width);
+    }
+};
+
 struct Head {
     const linattn_attention& c;
     const Sequence& s;
@@ -52,25 +72,93 @@ struct Head {
     void run() {
         load_state();
         if (c.causal) {
-            for (int64_t t = 0; t < s.keys; t += CHUNK) causal_chunk(t, size(t, s.keys));
+            causal(0, s.keys, c.kv_out);
         } else {
-            for (int64_t t = 0; t < s.keys; t += CHUNK) {
-                pack_keys(t, size(t, s.keys));
-                add_keys(size(t, s.keys));
-            }
-            for (int64_t t = 0; t < s.queries; t += CHUNK)
-                for (int64_t g = 0; g < groups; g++) read_sums(t, size(t, s.queries), head * groups + g);
+            sum_keys(0, s.keys);
+            full(0, s.queries);
         }
         if (c.kv_out) store_state();
     }
 
+    void run_part(const Part& part) {
+        const Borders borders(w, part.shared);
+        if (part.phase == SUMS) sum_part(part, borders);
+        else if (part.phase == ADD_SUMS) add_borders(part, borders);
+        else if (c.causal) causal_part(part, borders);
+        else full_part(part, borders);
+    }
+
+    void sum_part(const Part& part, const Borders& borders) {
+        if (part.number == 0) load_state();
+        else clear_sums();
+        if (!c.causal) sum_keys(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts));
+        else if (part.number == 0) causal(0, causal_cut(1, part.parts), true);
+        else sum_keys(causal_cut(part.number, part.parts), causal_cut(part.number + 1, part.parts));
+        float* sums[4];
+        borders.at(part.number + 1, sums);
+        copy_sums(sums[0], sums[1], sums[2], sums[3], m.S, m.S_low, m.z, m.z_low);
+    }
+
+    // Each part's task adds up an equal share of the numbers.
+    void add_borders(const Part& part, const Borders& borders) {
+        const int64_t from = share(w.sums() / LANES, part.number, part.parts) * LANES;
+        const int64_t n = share(w.sums() / LANES, part.number + 1, part.parts) * LANES - from;
+        float *before[4], *after[4];
+        for (int64_t i = 1; i < part.parts; i++) {
+            borders.at(i, before);
+            borders.at(i + 1, after);
+            add_pairs(after[0] + from, after[1] + from, before[0] + from, before[1] + from, n);
+            if (part.number == 0) add_pairs(after[2], after[3], before[2], before[3], w.Dp);
+        }
+    }
+
+    void causal_part(const Part& part, const Borders& borders) {
+        const bool last = part.number + 1 == part.parts;
+        load_border(part.number + 1, borders);
+        causal(causal_cut(part.number + 1, part.parts), causal_cut(part.number + 2, part.parts), last && c.kv_out);
+        if (last && c.kv_out) store_state();
+    }
+
+    void full_part(const Part& part, const Borders& borders) {
+        load_border(part.parts, borders);
+        full(cut(s.queries, part.number, part.parts), cut(s.queries, part.number + 1, part.parts));
+        if (part.number == 0 && c.kv_out) store_state();
+    }
+
+    // Cuts into one part more than there are tasks at a time. The first has its outputs made while the others are only
+    // summed, so it is as much shorter as that takes longer, by the number of flops.
+    int64_t causal_cut(int64_t i, int64_t parts) const {
+        const int64_t chunks = (s.keys + CHUNK - 1) / CHUNK;
+        const double pairs = double(CHUNK) * (w.D + w.M) / (2.0 * w.D * w.M);
+        const int64_t first = static_cast<int64_t>(chunks / (1 + parts * (1 + groups * (1 + pairs))));
+        const int64_t at = i == 0 ? 0 : (first + share(chunks - first, i - 1, parts)) * CHUNK;
+        return at < s.keys ? at : s.keys;
+    }
+
+    // Outputs, and sums up to the last chunk; with that one if `on`.
+    void causal(int64_t begin, int64_t end, bool on) {
+        for (int64_t t = begin; t < end; t += CHUNK) causal_chunk(t, size(t, end), on || t + CHUNK < end);
+    }
+
+    void sum_keys(int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; t += CHUNK) {
+            pack_keys(t, size(t, end));
+            add_keys(size(t, end));
+        }
+    }
+
+    void full(int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; t += CHUNK)
+            for (int64_t g = 0; g < groups; g++) read_sums(t, size(t, end), head * groups + g);
+    }
+
     static int size(int64_t t, int64_t end) { return static_cast<int>(end - t < CHUNK ? end - t : CHUNK); }
 
-    void causal_chunk(int64_t t, int n) {
+    void causal_chunk(int64_t t, int n, bool on) {
         pack_keys(t, n);
         transpose_tile(m.k, w.Dp, n, w.D, m.k_transposed, CHUNK);
         for (int64_t g = 0; g < groups; g++) causal_outputs(t, n, head * groups + g);
-        if (t + n < s.keys || c.kv_out) add_keys(n);
+        if (on) add_keys(n);
     }
 
     void pack_keys(int64_t t, int n) {
@@ -140,11 +228,30 @@ struct Head {
         empty = false;
     }
 
-    void load_state() {
+    void clear_sums() {
         clear(m.S, w.sums());
         clear(m.S_low, w.sums());
         clear(m.z, w.Dp);
         clear(m.z_low, w.Dp);
+    }
+
+    void load_border(int64_t number, const Borders& borders) {
+        float* sums[4];
+        borders.at(number, sums);
+        copy_sums(m.S, m.S_low, m.z, m.z_low, sums[0], sums[1], sums[2], sums[3]);
+        empty = false;
+    }
+
+    void copy_sums(float* S, float* S_low, float* z, float* z_low, const float* from_S, const float* from_S_low,
+                   const float* from_z, const float* from_z_low) const {
+        memcpy(S, from_S, w.sums() * sizeof(float));
+        memcpy(S_low, from_S_low, w.sums() * sizeof(float));
+        memcpy(z, from_z, w.Dp * sizeof(float));
+        memcpy(z_low, from_z_low, w.Dp * sizeof(float));
+    }
+
+    void load_state() {
+        clear_sums();
         if (!c.kv) return;
         empty = false;
         const int64_t at = s.state * c.K + head;
@@ -171,12 +278,20 @@ struct Head {
 
 }  // namespace
 
-int64_t forward_scratch(const linattn_attention& call) {
+int64_t forward_scratch(const linattn_attention& call, int64_t) {
     return (Memory(Widths(call), nullptr).end - static_cast<float*>(nullptr)) * sizeof(float);
 }
 
 void forward(const linattn_attention& call, const Sequence& sequence, int head, float* scratch) {
     Head(call, sequence, head, scratch).run();
+}
+
+int64_t forward_shared(const linattn_attention& call, const Sequence&, int64_t parts) {
+    return parts * Borders(Widths(call), nullptr).size() * static_cast<int64_t>(sizeof(float));
+}
+
+void forward_part(const linattn_attention& call, const Sequence& sequence, int head, const Part& part, float* scratch) {
+    Head(call, sequence, head, scratch).run_part(part);
 }
 
 }  // namespace LINATTN_ISA

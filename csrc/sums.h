@@ -16,6 +16,17 @@ LINATTN_INLINE void add_exactly(float* high, float* low, const float* x, int64_t
     }
 }
 
+// high + low += more + more_low, each number within the rounding of low: more may be as large as high.
+LINATTN_INLINE void add_pairs(float* high, float* low, const float* more, const float* more_low, int64_t n) {
+    for (int64_t i = 0; i < n; i += LANES) {
+        const vec x = load(high + i), y = load(more + i), total = x + y, of_y = total - x;
+        const vec lost = (x - (total - of_y)) + (y - of_y);
+        const vec rest = load(low + i) + load(more_low + i) + lost, after = total + rest;
+        store(low + i, rest - (after - total));
+        store(high + i, after);
+    }
+}
+
 // to[i] += the sum of n rows of `width` numbers (a multiple of LANES).
 LINATTN_INLINE void add_rows(float* to, const float* rows, int64_t row, int n, int64_t width) {
     for (int64_t w = 0; w < width; w += LANES) {

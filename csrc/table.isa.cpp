@@ -10,8 +10,13 @@ namespace linattn {
 namespace LINATTN_ISA {
 
 extern const Kernels table;
-const Kernels table = {LINATTN_NAME(LINATTN_ISA), LANES, feature_map, model_run, attend_run,
-                       forward_scratch, forward, backward_scratch, backward};
+const Kernels table = {LINATTN_NAME(LINATTN_ISA),
+                       LANES,
+                       feature_map,
+                       model_run,
+                       attend_run,
+                       {forward_scratch, forward, FORWARD_PHASES, forward_shared, forward_part},
+                       {backward_scratch, backward, BACKWARD_PHASES, backward_shared, backward_part}};
 
 }  // namespace LINATTN_ISA
 }  // namespace linattn

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cases import Case, expected, make_inputs, run
+from cases import Case, assert_agree, assert_near, expected, make_inputs, run, run_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_check import attend, worst
@@ -98,6 +99,50 @@ def test_several_python_threads_at_once():
 def test_several_segments(causal, mean):
     """Values far from zero, over borders at which the backward pass makes its sums anew."""
     assert worst((1, 1400, 2, 1, 64, 64), causal=causal, mean=mean) < 8
+
+
+LENGTHS = {"lengths": torch.tensor([4500])}
+PACKED = {"cu_seqlens": torch.tensor([0, 2900, 2900, 5000])}
+LONG = {
+    "state": Case(heads=1, width=20, values=33),
+    "no state": Case(heads=1, width=20, values=33, stateful=False, feature_map="softplus"),
+    "a group": Case(heads=2, width=33, values=17, layout=LENGTHS),
+    "packed": Case(heads=1, normalize=False, layout=PACKED),
+    "bf16": Case(heads=2, width=16, values=16, dtype=torch.bfloat16, layout=LENGTHS),
+    "eps": Case(heads=1, feature_map="identity", layout=LENGTHS),  # values are not counted from their mean
+    "full": Case(heads=1, width=20, values=33, causal=False),
+    "full, few keys": Case(heads=2, width=16, values=16, causal=False, keys=130, feature_map="softplus"),
+    "full, packed, bf16": Case(heads=1, width=16, values=16, causal=False, dtype=torch.bfloat16, layout=PACKED),
+}
+
+
+def on_threads(count: int, case: Case, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        return run_case(case, x)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_parts_of_a_sequence(name):
+    """More threads than heads: against float64, against one thread, and the same bits each time."""
+    case = replace(LONG[name], batch=1, time=5000, kv_heads=1, impl="native")
+    x = make_inputs(case)
+    if case.causal:
+        x["v"][:, :2000] += 5  # parts whose values have different means
+    options = case.options | {"impl": "chunked"}
+    exact = run({name: t.double() for name, t in x.items()}, stateful=case.stateful, **options)
+    plain = run({name: t.float() for name, t in x.items()}, stateful=case.stateful, **options)
+    num_threads = 6 if case.layout is PACKED else 2  # three sequences are three heads
+    alone, got = on_threads(1, case, x), on_threads(num_threads, case, x)
+    for result, tensor in got.items():
+        assert_near(result, tensor, exact[result], plain[result], 8.0)
+    assert_agree(got, alone, 10.0)
+    assert any(not torch.equal(got[result], alone[result]) for result in got), "it was not cut: nothing was tested"
+    again = on_threads(num_threads, case, x)
+    assert all(torch.equal(got[result], again[result]) for result in got)
 
 
 @st.composite

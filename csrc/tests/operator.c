@@ -38,6 +38,10 @@ static const Case CASES[] = {
     {1, 90, 90, 2, 1, 10, 9, LINATTN_ELU, 0, 1, 0, 0, 1, 0, -1, 2},
     {2, 100, 100, 2, 1, 64, 64, LINATTN_ELU, 1, 1, 1, 1, 0, 1, -1, 2},
     {1, 33, 33, 2, 2, 15, 31, LINATTN_EXP, 0, 1, 0, 1, 1, 0, -1, 1},
+    /* More threads than heads: sequences are cut into parts. */
+    {1, 2100, 2100, 2, 1, 6, 5, LINATTN_RELU, 1, 1, 1, 0, 0, 0, -1, 2},
+    {1, 2100, 2100, 1, 1, 6, 5, LINATTN_RELU, 1, 1, 0, 1, 0, 0, -1, 3},
+    {1, 100, 2100, 2, 1, 6, 5, LINATTN_RELU, 0, 1, 1, 0, 0, 0, -1, 3},
     {0, 5, 5, 1, 1, 4, 4, LINATTN_ELU, 1, 1, 0, 0, 0, 0, -1, 1},
     {2, 0, 0, 1, 1, 4, 4, LINATTN_ELU, 1, 1, 1, 0, 0, 0, -1, 1},
 };
