@@ -142,4 +142,4 @@ def test_the_library_from_c(tmp_path):
     run = subprocess.run([str(tmp_path / "driver")], check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
     assert run.stdout.startswith(backends()["native"][1].split(", ")[1].split()[0])  # the best one first
-    assert "\nscalar\n  operator: 15 cases, right\n" in run.stdout
+    assert "\nscalar\n  operator: 18 cases, right\n" in run.stdout
