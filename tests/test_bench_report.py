@@ -50,6 +50,15 @@ def with_row(rows: list[Row], place: int, **changed) -> list[Row]:
     return [dataclasses.replace(r, **changed) if i == place % len(rows) else r for i, r in enumerate(rows)]
 
 
+def test_a_miss_says_what_is_left_without_the_time_of_the_system():
+    long = good_long()
+    slow = {OURS: Cell(1.5e-6 * END, 3, 1000 * END, system_seconds=0.3e-6 * END)}
+    long = [dataclasses.replace(r, cells={OURS: dataclasses.replace(r.cells[OURS], system_seconds=0.0)}) for r in long]
+    flat = judge(good_table(), with_row(long, -1, cells=slow))[2]
+    assert flat.outcome == "MISS" and "worst 1.36×" in flat.seen and "; 1.09× without the time the system" in flat.seen
+    assert "system" not in judge(good_table(), long)[2].seen  # nothing to explain
+
+
 def long_cell(tokens: int, microseconds: float = 1.15, size: float | None = 1000) -> dict[str, Cell]:
     return {OURS: Cell(tokens * microseconds * 1e-6, 3, None if size is None else round(tokens * size))}
 
@@ -180,8 +189,8 @@ def test_the_table_in_print():
     assert head.startswith("forward, D = 32") and len(below) == len(first) == len(last)
     assert first.split() == ["32", "61.3", "µs", "3.10", "ms", "49.0", "µs", "1.25", "0.1", "0.0", "0.0"]
     assert last.split() == ["65,536", "210", "ms", "-", "≈", "97.0", "s", "≈", "0.00216", "134.2", "-", "-"]
-    line = report.long_line(row(1_048_576, chunked=Cell(2.0972, 3, 2**31)))
-    assert line.split() == ["1,048,576", "2.10", "s", "2,000", "2,147.5", "2,048"]
+    line = report.long_line(row(1_048_576, chunked=Cell(2.0972, 3, 2**31, system_seconds=0.10486)))
+    assert line.split() == ["1,048,576", "2.10", "s", "2,000", "100", "2,147.5", "2,048"]
     assert len(line) == len(report.long_head(guessed).splitlines()[1])
 
 

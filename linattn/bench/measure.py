@@ -21,6 +21,11 @@ from typing import Any
 
 import torch
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 SAMPLE = 0.005  # seconds: a shorter sample is mostly clock and loop, so cheap calls are timed several at once
 SETTLE = 0.01  # seconds: threads of the rival before may spin on for milliseconds, on the cores of the next one
 CHEAP = 0.05  # seconds: so cheap a call is run again before it is timed, and again for its memory, when it is warm
@@ -30,12 +35,17 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """What one call costs: seconds, and the most memory in use above what was in use before it (None: not known)."""
+    """What one call costs: seconds, and the most memory in use above what was in use before it (None: not known).
+
+    `system_seconds` is the part of them in which the system worked for this process, a thread: above all handing out
+    memory that is written for the first time.
+    """
 
     seconds: float
     samples: int
     peak_bytes: int | None = None
     extrapolated: bool = False
+    system_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,12 +116,14 @@ class _Entrant:
     def __init__(self, run: Run, effort: Effort, device: str):
         self.run, self.effort, self.device = run, effort, device
         with Peak(device) as peak:
+            before = system_seconds()
             self.first = time_calls(run, 1, device)  # also warms up
+            system = system_seconds() - before
         self.peak = peak.bytes
         self.cheap = self.first < CHEAP
         one = time_calls(run, 1, device) if self.cheap else self.first
         self.calls = max(1, math.ceil(SAMPLE / max(one, 1e-9)))
-        self.samples = [self.first] if self.first > effort.once else []
+        self.samples, self.system = ([self.first], [system]) if self.first > effort.once else ([], [])
         self.spent = 0.0
 
     def wants_more(self) -> bool:
@@ -123,7 +135,9 @@ class _Entrant:
         if self.cheap and torch.device(self.device).type != "cuda":
             time.sleep(SETTLE)
             self.run()  # its own threads are awake now
+        before = system_seconds()
         seconds = time_calls(self.run, self.calls, self.device)
+        self.system.append((system_seconds() - before) / self.calls)
         self.samples.append(seconds)
         self.spent += seconds * self.calls
 
@@ -133,8 +147,16 @@ class _Entrant:
                 self.run()
             self.peak = peak.bytes
         cuda = torch.device(self.device).type == "cuda"
-        seconds = statistics.median(self.samples) if cuda else lower_quartile(self.samples)
-        return Cell(seconds, len(self.samples), self.peak)
+        if cuda:
+            return Cell(statistics.median(self.samples), len(self.samples), self.peak)
+        seconds = lower_quartile(self.samples)
+        system = self.system[self.samples.index(seconds)] if resource else None
+        return Cell(seconds, len(self.samples), self.peak, system_seconds=system)
+
+
+def system_seconds() -> float:
+    """Seconds the system has worked for this process so far, shared among its threads; 0 where it does not say."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_stime / torch.get_num_threads() if resource else 0.0
 
 
 def lower_quartile(samples: list[float]) -> float:

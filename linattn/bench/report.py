@@ -142,7 +142,7 @@ def table_line(row: Row, names: Iterable[str]) -> str:
 
 
 def long_head(row: Row) -> str:
-    columns = f"{'T':>9}{'time':>11}{'ns a token':>13}{'peak MB':>11}{'bytes a token':>16}"
+    columns = f"{'T':>9}{'time':>11}{'ns a token':>13}{'in system':>14}{'peak MB':>11}{'bytes a token':>16}"
     return f"{_shape(row)}; linear attention alone)\n{columns}"
 
 
@@ -150,7 +150,8 @@ def long_line(row: Row) -> str:
     (cell,) = row.cells.values()
     peak = "-" if cell.peak_bytes is None else f"{cell.peak_bytes / row.tokens:,.0f}"
     nanoseconds = f"{cell.seconds / row.tokens * 1e9:,.0f}"
-    return f"{row.tokens:>9,}{shown_time(cell):>11}{nanoseconds:>13}{shown_bytes(cell):>11}{peak:>16}"
+    system = "-" if cell.system_seconds is None else f"{cell.system_seconds / row.tokens * 1e9:,.0f}"
+    return f"{row.tokens:>9,}{shown_time(cell):>11}{nanoseconds:>13}{system:>14}{shown_bytes(cell):>11}{peak:>16}"
 
 
 def _shape(row: Row) -> str:

@@ -6,6 +6,7 @@ A verdict is PASS or MISS, or OPEN where too little was measured to say.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import groupby
 
 from linattn.bench.operator import OURS
@@ -79,19 +80,31 @@ def _series_verdict(
     claim: str, series: list[list[Row]], measure: Callable[[list[Row]], float | None], limit: float
 ) -> Verdict:
     """It holds where every width and mode stays within the limit, and at least one of them was measured to the END."""
-    known = [(value, rows[-1]) for rows in series if (value := measure(rows)) is not None]
+    known = [(value, rows) for rows in series if (value := measure(rows)) is not None]
     if not known:
         return Verdict(claim, "OPEN", "not measured")
-    worst, row = max(known, key=lambda pair: pair[0])
-    complete = any(last.tokens >= END for _, last in known)
+    worst, rows = max(known, key=lambda pair: pair[0])
+    complete = any(rows[-1].tokens >= END for _, rows in known)
     outcome = "MISS" if worst > limit else "PASS" if complete else "OPEN"
-    return Verdict(claim, outcome, f"worst {worst:.2f}×, {row.mode}, D = {row.width}{_not_to_the_end(known)}")
+    where = f"{rows[-1].mode}, D = {rows[-1].width}"
+    seen = f"worst {worst:.2f}×, {where}{_not_to_the_end([rows[-1] for _, rows in known])}"
+    return Verdict(claim, outcome, seen + (_of_that_the_system(rows, measure, worst) if worst > limit else ""))
 
 
-def _not_to_the_end(known: list[tuple[float, Row]]) -> str:
+def _of_that_the_system(rows: list[Row], measure: Callable[[list[Row]], float | None], worst: float) -> str:
+    """What is left of a miss without the time that the system took, to hand out memory above all."""
+    cells = [row.cells[OURS] for row in rows]
+    if any(cell.system_seconds is None for cell in cells):
+        return ""
+    own = [replace(cell, seconds=cell.seconds - (cell.system_seconds or 0.0)) for cell in cells]
+    left = measure([replace(row, cells={OURS: cell}) for row, cell in zip(rows, own, strict=True)])
+    return "" if left is None or left == worst else f"; {left:.2f}× without the time the system took to hand out memory"
+
+
+def _not_to_the_end(lasts: list[Row]) -> str:
     """Which series stopped before END, and where."""
-    stops = {f"{last.mode}, D = {last.width}": last.tokens for _, last in known if last.tokens < END}
-    if len(stops) == len(known) and len(set(stops.values())) == 1:
+    stops = {f"{last.mode}, D = {last.width}": last.tokens for last in lasts if last.tokens < END}
+    if len(stops) == len(lasts) and len(set(stops.values())) == 1:
         return f"; measured up to {stops.popitem()[1]:,}"
     return "".join(f"; {name} up to {tokens:,}" for name, tokens in stops.items())
 

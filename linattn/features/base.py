@@ -86,7 +86,8 @@ def bounded_exp(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 def elu_plus_one(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """x + 1 for x > 0, exp(x) otherwise, never below the smallest normal number (there the gradient is 0)."""
     # relu and not clamp_min(0): at x = 0, a common input, clamp_min also counts itself and the gradient would be 2
-    return x.clamp(lowest_exponent(x.dtype), 0.0).exp_() + x.relu()
+    low = x.clamp(lowest_exponent(x.dtype), 0.0).exp_()
+    return low + x.relu() if low.requires_grad else low.add_(x.relu())  # autograd keeps the exponential
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:

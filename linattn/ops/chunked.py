@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from linattn._typing import Bool, Float, Tensor
-from linattn.ops import short
+from linattn.ops import memory, short
 from linattn.ops import sums as sums_of
 from linattn.ops.form import Form
 from linattn.ops.sums import Sums
@@ -39,7 +39,7 @@ def forward(
     if not want_state and short.fits(q, k, form, state, live):
         return short.forward(q, k, v, form), None
     tiles = Tiles(q, k, v, form, live, asked)
-    out = torch.empty(*q.shape[:3], v.shape[-1], dtype=v.dtype, device=v.device)
+    out = memory.empty((*q.shape[:3], v.shape[-1]), v)
     if not form.causal:
         end = sums_of.total(tiles, state)
         for span in tiles.query_spans():
@@ -86,7 +86,7 @@ def backward(
     if dout is not None and dkv is None and dz is None and short.fits(q, k, form, state, live):
         return *short.backward(q, k, v, form, dout), None, None
     tiles = Tiles(q, k, v, form, live, asked)
-    grads = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    grads = tuple(memory.empty(x.shape, x) for x in (q, k, v))
     if dout is None:
         dout = torch.zeros((), dtype=v.dtype, device=v.device).expand(*q.shape[:3], v.shape[-1])
     after = _end_gradients(tiles, dkv, dz)

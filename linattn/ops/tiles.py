@@ -22,19 +22,6 @@ SINGLE_CHUNK = 128
 BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed tiles, which the next tiles need again.
-
-    By default glibc gives it back at every call, and the system clears the same pages anew: up to half of a call's
-    time. Once a block of 32 MB has been freed, as in most programs it has, it holds up to 64 MB (mallopt(3),
-    M_MMAP_THRESHOLD). The block is never touched, so it costs nothing.
-    """
-    torch.empty(2**25 - 2**16, dtype=torch.uint8, device="cpu")
-
-
-keep_freed_memory()
-
-
 @dataclass(frozen=True)
 class Span:
     """A block's place in time: `chunks` chunks of `length` tokens from `start`."""
