@@ -151,8 +151,15 @@ def _sizes(model: Model) -> list[tuple[str, str]]:
 
 def _training(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """How it came about; nothing where the file does not say."""
-    if "step" not in record:
-        return [("training", "not recorded")]
+    rows = _trained(record) if "step" in record else [("training", "not recorded")]
+    if "packed" in record:
+        small = record["packed"]
+        before, after = (figure(small[when]) for when in ("before", "after"))
+        rows.append(("rounded", f"to {small['form']}: {before} on {small['split']} before, {after} after"))
+    return rows
+
+
+def _trained(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     data, made, evaluation = record["data"], record["machine"], record["evaluation"]
     on = made["gpu"] or f"{made['system']}, {made['threads']} threads"
     rows = [
@@ -162,10 +169,6 @@ def _training(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if evaluation is not None:
         rows.append(("evaluation", f"{evaluation['bits']:.4f} bits on {evaluation['split']}"))
-    if "packed" in record:
-        small = record["packed"]
-        before, after = (figure(small[when]) for when in ("before", "after"))
-        rows.append(("rounded", f"to {small['form']}: {before} on {small['split']} before, {after} after"))
     return rows
 
 

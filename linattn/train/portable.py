@@ -7,7 +7,7 @@ An exact checkpoint is 16 bytes a parameter: weights, their average, two moments
 numbers, each with a float32 scale s (for v two borders), and then deflated:
 
     weights    w ≈ s · c, c of 16 bits
-    average    a ≈ ŵ + s · c, c of 8 bits: it lies close to the weights
+    average    a ≈ ŵ + s · c, c of 6 bits (in 8, which deflate): it lies close to the weights
     moments    v ≈ exp(lo + c (hi - lo) / 255), by its logarithm: a small v must not become 0, it is divided by;
                m ≈ √v̂ · s · c, by the step it makes, m / √v: what is lost of it then moves no weight by much
 
@@ -138,7 +138,7 @@ def narrowed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         made[f"{name} shape"] = torch.tensor(x.shape)
         if name.startswith("average."):
             w = twin(name, tensors)
-            _enter(made, name, *rounded(x - restored(*rounded(w, 32767), w.shape), 127))
+            _enter(made, name, *rounded(x - restored(*rounded(w, 32767), w.shape), 31))
         elif name.endswith(".exp_avg"):
             v = tensors[f"{name}_sq"].clamp_min(TINY)
             _enter(made, name, *rounded(x / v.sqrt(), 127))
@@ -191,7 +191,7 @@ def rounded(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     blocks = blocked(x)
     scale = (blocks.abs().amax(1) / most).clamp_min(torch.finfo(torch.float32).tiny)
     codes = (blocks / scale[:, None]).round().clamp(-most, most)
-    return codes.to(torch.int8 if most == 127 else torch.int16), scale
+    return codes.to(torch.int8 if most <= 127 else torch.int16), scale
 
 
 def restored(codes: Tensor, scale: Tensor, shape: torch.Size) -> Tensor:

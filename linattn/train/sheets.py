@@ -22,10 +22,12 @@ FEW = 16  # pixels on a side
 WANTED = 720  # pixels that the longer side of a sheet is to have, as far as whole factors allow
 
 
-def write_sheet(path: str | os.PathLike[str], samples: Shaped[Tensor, "N H W C"] | Sequence[str]) -> Path:
+def write_sheet(
+    path: str | os.PathLike[str], samples: Shaped[Tensor, "N H W C"] | Sequence[str], columns: int | None = None
+) -> Path:
     """Images as a PNG, texts as a text file. The suffix of `path` is chosen accordingly."""
     if isinstance(samples, torch.Tensor):
-        path, data = Path(path).with_suffix(".png"), png(sheet(samples))
+        path, data = Path(path).with_suffix(".png"), png(sheet(samples, columns=columns))
     else:
         rule = "\n" + "─" * 60 + "\n"
         path, data = Path(path).with_suffix(".txt"), (rule.join(samples) + "\n").encode()
