@@ -28,7 +28,7 @@ from linattn.bench import generation
 from linattn.bench.machine import environment
 from linattn.bench.measure import Cell, Effort, Run, race
 from linattn.bench.report import counted, heading, seconds_in_words, shown_bytes, shown_time
-from linattn.cli.painting import gif, painted
+from linattn.train.painting import gif, painted
 from linattn.cli.show import preview
 from linattn.generate import generate
 from linattn.models import shipped

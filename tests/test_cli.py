@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from linattn.cli import main as cli
-from linattn.cli.painting import FRAMES, gif, stages, strip
+from linattn.train.painting import FRAMES, gif, stages, strip
 from linattn.cli.sampling import samples
 from linattn.cli.show import page
 from linattn.models import ImageModel, LanguageModel, build, load, preset, save

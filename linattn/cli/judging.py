@@ -9,17 +9,20 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from linattn.bench.image_record import EVALUATED
 from linattn.cli import speech
 from linattn.cli.sampling import load_model
 from linattn.cli.show import console, say
 from linattn.models import ImageModel, Model, SpeechModel
 from linattn.models.files import find, record_of, to_json
+from linattn.state import write_atomically
 from linattn.train import evaluate as run_evaluation
 from linattn.train import training_data
 from linattn.train.data import Dataset
 from linattn.train.evaluate import first
 from linattn.train.metrics import clock
 from linattn.train.recount import recount
+from linattn.train.run_folder import writing
 
 AGREE = 1e-3  # bits/dim by which two counts of the same images may differ
 Weights = Annotated[str, typer.Argument(help="A run's folder, a weights file, or the name of a shipped model.")]
@@ -40,6 +43,9 @@ def evaluate(
     check: Annotated[
         int, typer.Option(help="Count the first so many images again, token by token, by other code; 0: do not.")
     ] = 0,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep the figures in the run's folder, for `linattn report images`.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Bits per value on held-out data, exactly.
@@ -54,12 +60,17 @@ def evaluate(
 
     The last counts some of them a second time, in recurrent form, and fails where the two figures differ.
     """
-    model, record = load_model(weights, device), record_of(weights)
+    model, about = load_model(weights, device), record_of(weights)
     options = {"data": data, "examples": examples, "batch": batch, "beam": beam, "window": window}
-    found = judge(model, record, split, **options)
+    found = judge(model, about, split, **options)
     if check:
-        found["check"] = second_count(model, training_data(record, split, data), check)
-    print(json.dumps({"weights": str(find(weights))} | found))
+        found["check"] = second_count(model, training_data(about, split, data), check)
+    text = json.dumps({"weights": str(find(weights))} | found)
+    if record:
+        path = find(weights).parent / EVALUATED.format(split=split)
+        with writing(path):
+            write_atomically(path, f"{text}\n".encode())
+    print(text)
     if check and not found["check"]["agrees"]:
         raise typer.Exit(1)
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import torch
 import typer
 
-from linattn.cli.painting import gif as gif_of
-from linattn.cli.painting import painted
-from linattn.cli.painting import strip as strip_of
+from linattn.train.painting import gif as gif_of
+from linattn.train.painting import painted
+from linattn.train.painting import strip as strip_of
 from linattn.cli.sampling import BYTES, image_file, load_model, text_prompt
 from linattn.cli.show import complain, say, show_sheet
 from linattn.generate import generate as run_generation
@@ -20,7 +20,7 @@ from linattn.models import ImageModel, LanguageModel
 from linattn.state import write_atomically
 from linattn.train.data import load as load_data
 from linattn.train.run_folder import writing
-from linattn.train.sheets import png
+from linattn.train.sheets import write_png
 
 Weights = Annotated[str, typer.Argument(help="A run's folder, a weights file, or the name of a shipped model.")]
 Count = Annotated[int, typer.Option(help="How many.")]
@@ -138,14 +138,15 @@ def _made_images(model: ImageModel, prompts: torch.Tensor | None, count: int, op
 
 
 def _show_painting(images: torch.Tensor, out: Path, as_gif: bool, as_strip: bool, begin: int = 0) -> None:
-    for wanted, path, make in (
-        (as_gif, out.with_suffix(".gif"), lambda: gif_of(images, begin)),
-        (as_strip, out.with_name(f"{out.stem}-strip.png"), lambda: png(strip_of(images[:4], begin))),
-    ):
-        if wanted:
-            with writing(path):
-                write_atomically(path, make())
-            say(f"wrote {path}")
+    made = []
+    with writing(out):
+        if as_gif:
+            made.append(out.with_suffix(".gif"))
+            write_atomically(made[-1], gif_of(images, begin))
+        if as_strip:
+            made.append(write_png(out.with_name(f"{out.stem}-strip.png"), strip_of(images[:4], begin)))
+    for path in made:
+        say(f"wrote {path}")
 
 
 def _stream_text(model: LanguageModel, prompt: str | None, length: int, options: dict) -> None:
