@@ -28,13 +28,13 @@ from linattn.bench import generation
 from linattn.bench.machine import environment
 from linattn.bench.measure import Cell, Effort, Run, race
 from linattn.bench.report import counted, heading, seconds_in_words, shown_bytes, shown_time
-from linattn.train.painting import gif, painted
 from linattn.cli.show import preview
 from linattn.generate import generate
 from linattn.models import shipped
 from linattn.ops import Step
 from linattn.state import write_atomically
 from linattn.train.data import load as load_data
+from linattn.train.painting import gif, painted
 from linattn.train.sheets import write_sheet
 
 HEADS, WIDTH = 8, 64

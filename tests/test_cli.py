@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from linattn.cli import main as cli
-from linattn.train.painting import FRAMES, gif, stages, strip
 from linattn.cli.sampling import samples
 from linattn.cli.show import page
 from linattn.models import ImageModel, LanguageModel, build, load, preset, save
 from linattn.models.files import record_of
 from linattn.train.data import load as load_data
+from linattn.train.painting import FRAMES, gif, stages, strip
 from linattn.train.sheets import GREY, sheet
 
 

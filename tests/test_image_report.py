@@ -20,10 +20,14 @@ from linattn.train import train
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
-def image_run(name="mnist", data="mnist", method="linear", minutes=5.0, bits: float | None = 0.7, **changes) -> ImageRun:
+def image_run(
+    name="mnist", data="mnist", method="linear", minutes=5.0, bits: float | None = 0.7, **changes
+) -> ImageRun:
     test = None if bits is None else {"bits": bits, "bits_all": bits + 0.001, "examples": 10_000}
     curve = [[30.0, 0.5, 1.5], [60.0 * (minutes or 1), 9.0, 0.72]]
-    made = ImageRun(name, data, method, minutes, 60 * (minutes or 1), 900, 9.0, 6, 2.5e6, "a GPU", {"seed": 0}, curve, [], test)
+    made = ImageRun(
+        name, data, method, minutes, 60 * (minutes or 1), 900, 9.0, 6, 2.5e6, "a GPU", {"seed": 0}, curve, [], test
+    )
     return ImageRun(**{**asdict(made), **changes})
 
 
@@ -79,7 +83,11 @@ def test_generation_is_what_was_recorded():
 def test_the_newest_measurement_counts(tmp_path):
     for day, name, speed in ((2, "a", 20.0), (1, "b", 10.0)):
         line = {"preset": "mnist", "device": "cpu", "method": "linear", "batch": 1, "seconds": 1, "extrapolated": False}
-        data = {"what": "generation", "environment": {"date": f"2026-01-0{day}"}, "lines": [line | {"images_per_second": speed}]}
+        data = {
+            "what": "generation",
+            "environment": {"date": f"2026-01-0{day}"},
+            "lines": [line | {"images_per_second": speed}],
+        }
         (tmp_path / f"{name}.json").write_text(json.dumps(data))
     assert image_report.best_of(image_report.generated(tmp_path)["mnist", "cpu", "linear"]) == "20"
 

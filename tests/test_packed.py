@@ -84,7 +84,9 @@ def test_a_shipped_name_wins_over_a_folder(tmp_path, monkeypatch):
 WIDE = tiny(changes={"width": 48, "num_heads": 2, "depth": 2}, steps=24, checkpoint_every=12, eval_every=12, lr=3e-3)
 
 
-@pytest.fixture(scope="module", params=[{"optimizer": "adamw", "ema": 0.9}, {"optimizer": "radam"}], ids=["ema", "radam"])
+@pytest.fixture(
+    scope="module", params=[{"optimizer": "adamw", "ema": 0.9}, {"optimizer": "radam"}], ids=["ema", "radam"]
+)
 def halved(request, tmp_path_factory):
     """A run of 24 steps, and the same as it stood after 12."""
     folder = tmp_path_factory.mktemp("halved")

@@ -50,7 +50,9 @@ def test_both_counts_agree(changes):
     torch.testing.assert_close(again, exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"conv": 4}, {"rotary": "before"}, {"feature_map": "exp"}, {"attention": "reformer"}])
+@pytest.mark.parametrize(
+    "changes", [{"conv": 4}, {"rotary": "before"}, {"feature_map": "exp"}, {"attention": "reformer"}]
+)
 def test_what_it_does_not_know(changes):
     (name,) = changes
     with pytest.raises(ValueError, match=rf"here {name} is .*without --check"):

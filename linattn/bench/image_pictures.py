@@ -34,7 +34,9 @@ def paint(folder: Path) -> list[tuple[str, Path]]:
             test = load_data(name, split="test", download=False).data[list(COMPLETED[name])]
         except ValueError:  # the data is not on this machine: the picture stays as it was
             continue
-        made.append((f"{name}, completed from the upper half", completions(model, test, folder / f"{name}-completed.png")))
+        made.append(
+            (f"{name}, completed from the upper half", completions(model, test, folder / f"{name}-completed.png"))
+        )
     return made
 
 

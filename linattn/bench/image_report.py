@@ -149,12 +149,22 @@ def long_row(run: ImageRun, goal: str, aim: float, within: int | float) -> list[
     figures = [NOTHING, NOTHING] if run.test is None else [f"{run.test['bits']:.4f}", f"{run.test['bits_all']:.4f}"]
     met = run.bits is not None and run.bits <= aim and run.seconds <= 60 * within * 1.02
     verdict = "" if run.bits is None else "reached" if met else "missed"
-    return [run.name, clock(run.seconds), f"{run.epochs:.1f}", short_count(run.tokens_per_second), *figures, goal, verdict]
+    return [
+        run.name,
+        clock(run.seconds),
+        f"{run.epochs:.1f}",
+        short_count(run.tokens_per_second),
+        *figures,
+        goal,
+        verdict,
+    ]
 
 
 def sources(trained: Sequence[ImageRun], measured: Lines) -> str:
     """Machines and commands."""
-    lines = ["Generation: `linattn bench generate`; training: `python -m benchmarks.image_runs`; test sets: `linattn eval`."]
+    lines = [
+        "Generation: `linattn bench generate`; training: `python -m benchmarks.image_runs`; test sets: `linattn eval`."
+    ]
     count = sum(len(x) for x in measured.values())
     devices = sorted({device for _, device, _ in measured})
     lines.append(f"{count} recorded lines of generation, on {' and '.join(devices) or 'nothing yet'}.")

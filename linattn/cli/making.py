@@ -9,9 +9,6 @@ from typing import Annotated
 import torch
 import typer
 
-from linattn.train.painting import gif as gif_of
-from linattn.train.painting import painted
-from linattn.train.painting import strip as strip_of
 from linattn.cli.sampling import BYTES, image_file, load_model, text_prompt
 from linattn.cli.show import complain, say, show_sheet
 from linattn.generate import generate as run_generation
@@ -19,6 +16,9 @@ from linattn.generate import stream
 from linattn.models import ImageModel, LanguageModel
 from linattn.state import write_atomically
 from linattn.train.data import load as load_data
+from linattn.train.painting import gif as gif_of
+from linattn.train.painting import painted
+from linattn.train.painting import strip as strip_of
 from linattn.train.run_folder import writing
 from linattn.train.sheets import write_png
 
