@@ -57,14 +57,14 @@ class Call:
 
 
 def rival(
-    data: str, minutes: float, batch: tuple[str, ...], *changes: str, how: Sequence[str] = ON_GPU
+    data: str, minutes: int, batch: tuple[str, ...], *changes: str, how: Sequence[str] = ON_GPU
 ) -> tuple[Job, ...]:
-    name = "-".join([data, *(change.partition("=")[2] for change in changes)]) or data
-    return (Job(name, (data, f"minutes={minutes:g}", *batch, *changes, *how)),)
+    name = "-".join([data, *(change.partition("=")[2] for change in changes)])
+    return (Job(name, (data, f"minutes={minutes}", *batch, *changes, *how)),)
 
 
-def search(data: str, minutes: float, variants: dict[str, tuple[str, ...]]) -> tuple[Job, ...]:
-    base = (data, "recipe=best", f"minutes={minutes:g}", *EAGER)
+def search(data: str, minutes: int, variants: dict[str, tuple[str, ...]]) -> tuple[Job, ...]:
+    base = (data, "recipe=best", f"minutes={minutes}", *EAGER)
     return tuple(Job(f"{data}-search-{name}", (*base, *changes)) for name, changes in variants.items())
 
 
@@ -159,10 +159,10 @@ def command(job: Job, work: Path, carry: Path | None) -> list[str]:
 
 def wait(processes: Sequence[subprocess.Popen], until: float) -> None:
     """Until all have ended; at `until` they are asked to stop, which leaves a checkpoint."""
+    while time.monotonic() < until and any(process.poll() is None for process in processes):
+        time.sleep(0.5)
     for process in processes:
-        try:
-            process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        if process.poll() is None:
             process.send_signal(signal.SIGINT)
     codes = [process.wait() for process in processes]
     if any(code not in (0, 130) for code in codes):

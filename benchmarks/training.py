@@ -24,7 +24,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from linattn.bench.machine import environment
@@ -190,7 +189,7 @@ def shares(trainer: Trainer, step: float, updates: int = 3) -> tuple[dict[str, f
         wait(trainer)
     events = list(profiled.events() or [])
     if cuda:
-        whole = sum(event.time_range.elapsed_us() for event in events if event.device_type == DeviceType.CUDA)
+        whole = sum(event.time_range.elapsed_us() for event in events if event.device_type.name == "CUDA")
     else:
         whole = sum(event.self_cpu_time_total for event in events)
     operator, products = (sum(took(event, cuda) for event in some) for some in outermost(events))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -69,8 +70,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert code == 0 and found["check"]["agrees"] and abs(found["check"]["bits_again"] - found["bits"]) < 1e-5
 
     def not_causal(name, device="cpu"):
-        loaded = load(name, device)
-        for block in loaded.stack.blocks:  # type: ignore[union-attr]
+        loaded: Any = load(name, device)
+        for block in loaded.stack.blocks:
             block.attention.causal = False
         return loaded
 

@@ -1,7 +1,7 @@
-"""`linattn report images`: docs/results.md, the paper's tables beside ours, from recorded measurements and nothing else.
+"""`linattn report images`: docs/results.md, the paper's tables beside ours, from recorded measurements alone.
 
-A cell that nothing was recorded for says "not measured". Curves need matplotlib; pictures are painted by the models that
-ship with the package.
+A cell that nothing was recorded for says "not measured". Curves need matplotlib; pictures are painted by the models
+that ship with the package.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ TARGETS = {  # (data, recipe's run): bits/dim that it is to reach, and within ho
     ("cifar10", "cifar10"): (3.40, 60),
     ("cifar10", "cifar10-best"): (3.20, 120),
 }
+INTRODUCTION = f"""\
+Katharopoulos et al. 2020 (arXiv 2006.16236), section 4.2, on machines of 2020; ours on those named below. Bits/dim is
+the paper's: the mean over values 2 … L given the first, exactly, over all 10,000 test images. Images/s are those of the
+best batch. The honest rival in generation is softmax *with* a cache. "≈" is extrapolated from steps measured at several
+places; "{NOTHING}" is what it says."""
 Lines = dict[tuple[str, str, str], list[dict[str, Any]]]  # (data, device, method): one image, and the best batch
 
 
@@ -77,10 +82,7 @@ def page(trained: Sequence[ImageRun], measured: Lines, shown: Sequence[tuple[str
     parts = [
         "# Image generation: the paper's tables, and ours",
         "<!-- Written by `linattn report images` from benchmarks/results; what is changed here is lost. -->",
-        "Katharopoulos et al. 2020 (arXiv 2006.16236), section 4.2, on machines of 2020; ours on those named below. Bits/dim "
-        "is the paper's: the mean over values 2 … L given the first, exactly, over all 10,000 test images. Images/s are "
-        "those of the best batch. The honest rival in generation is softmax *with* a cache. "
-        f'"≈" is extrapolated from steps measured at several places; "{NOTHING}" is what it says.',
+        INTRODUCTION,
     ]
     for data, title in TITLES.items():
         parts += [f"## {title}", quality_table(data, trained, measured), latency_table(data, measured)]
@@ -149,22 +151,14 @@ def long_row(run: ImageRun, goal: str, aim: float, within: int | float) -> list[
     figures = [NOTHING, NOTHING] if run.test is None else [f"{run.test['bits']:.4f}", f"{run.test['bits_all']:.4f}"]
     met = run.bits is not None and run.bits <= aim and run.seconds <= 60 * within * 1.02
     verdict = "" if run.bits is None else "reached" if met else "missed"
-    return [
-        run.name,
-        clock(run.seconds),
-        f"{run.epochs:.1f}",
-        short_count(run.tokens_per_second),
-        *figures,
-        goal,
-        verdict,
-    ]
+    trained = [clock(run.seconds), f"{run.epochs:.1f}", short_count(run.tokens_per_second)]
+    return [run.name, *trained, *figures, goal, verdict]
 
 
 def sources(trained: Sequence[ImageRun], measured: Lines) -> str:
     """Machines and commands."""
-    lines = [
-        "Generation: `linattn bench generate`; training: `python -m benchmarks.image_runs`; test sets: `linattn eval`."
-    ]
+    commands = ("`linattn bench generate`", "`python -m benchmarks.image_runs`", "`linattn eval`")
+    lines = ["Generation: {}; training: {}; test sets: {}.".format(*commands)]
     count = sum(len(x) for x in measured.values())
     devices = sorted({device for _, device, _ in measured})
     lines.append(f"{count} recorded lines of generation, on {' and '.join(devices) or 'nothing yet'}.")

@@ -21,6 +21,9 @@ from linattn.train.metrics import clock
 from linattn.train.portable import pack as pack_checkpoint
 from linattn.train.run_folder import writing
 
+IN_WORDS = {"int8": "int8, with a float32 scale for each row", "bf16": "bfloat16"}
+LICENCE = "The weights are under the licence of the package, Apache 2.0; the data has its own, above."
+
 
 def pack(
     run: Annotated[str, typer.Argument(help="A run's folder, or a weights file.")],
@@ -89,10 +92,7 @@ def card(name: str, model: Model, record: Mapping[str, Any], size: int) -> str:
         f"A {type(model).__name__} of {model.num_parameters:,} parameters: {shape}. {size / 1e6:.2f} MB.",
         f"```bash\n{use}\nlinattn info {name}\nlinattn eval {name}\n```",
         "| | |\n| --- | --- |\n" + "\n".join(f"| {what} | {text} |" for what, text in _facts(record)),
-        f"Large matrices are {small['form']}"
-        + (" with a float32 scale for each row" * (small["form"] == "int8"))
-        + ". "
-        "The weights are under the licence of the package, Apache 2.0; the data has its own, above.",
+        f"Large matrices are {IN_WORDS[small['form']]}. {LICENCE}",
         "The whole run, as `linattn train` takes it:",
         f"```json\n{json.dumps(record.get('run', {}), indent=1)}\n```",
     ]

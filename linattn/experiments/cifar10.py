@@ -5,16 +5,16 @@ linattn train cifar10 attention=softmax minutes=10           # a rival, everythi
 CIFAR-10, 3,072 bytes in raster order, r g b of each pixel in turn, on an accelerator. The budget is the clock, as in
 mnist.py: `minutes` ends the run and brings the learning rate down, whatever the speed.
 
-paper    the architecture and the loss of Katharopoulos et al. 2020 (section 4.2.2): 16 post-norm layers of width 256, sine
-         and cosine beside the value, a mixture of ten logistics, dropout 0.1, RAdam. Theirs was 500,000 updates of 10
-         images at 2e-4; batch, rate, cosine, averaged weights and bfloat16 products are ours.
+paper    the architecture and the loss of Katharopoulos et al. 2020 (section 4.2.2): 16 post-norm layers of width 256,
+         sine and cosine beside the value, a mixture of ten logistics, dropout 0.1, RAdam. Theirs was 500,000 updates of
+         10 images at 2e-4; batch, rate, cosine, averaged weights and bfloat16 products are ours.
 best     no more parameters (12,464,414 against 12,677,150) and the same task: every byte knows its row, column and
          channel, norms come first, AdamW, four heads of 64. The mixture of logistics stays: colours are smooth. No
          dropout: an hour sees each image too seldom to learn it by heart.
 
-Expected: the paper reports 3.40 bits/dim for linear attention after 7 days on one P40 (3.47 for softmax) on the test set.
-3.40 within 60 minutes of one H200, and 3.20 with `best`, are the aims. Neither has been run yet; `linattn eval RUN` is the
-figure.
+Expected: the paper reports 3.40 bits/dim for linear attention after 7 days on one P40 (3.47 for softmax) on the test
+set. 3.40 within 60 minutes of one H200, and 3.20 with `best`, are the aims. Neither has been run yet; `linattn eval
+RUN` is the figure.
 """
 
 from linattn.train.config import Run

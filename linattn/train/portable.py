@@ -11,8 +11,8 @@ numbers, each with a float32 scale s (for v two borders), and then deflated:
     moments    v ≈ exp(lo + c (hi - lo) / 255), by its logarithm: a small v must not become 0, it is divided by;
                m ≈ √v̂ · s · c, by the step it makes, m / √v: what is lost of it then moves no weight by much
 
-Everything else (small tensors, counts, random state, the place in the data, the metrics) is kept as it is. Of a run that
-keeps its best weights, the next evaluation counts as the first: those weights are not carried.
+Everything else (small tensors, counts, random state, the place in the data, the metrics) is kept as it is. Of a run
+that keeps its best weights, the next evaluation counts as the first: those weights are not carried.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def recount(model: ImageModel, images: Shaped[Tensor, "N height width channels"]
     for t in range(values.shape[1] - 1):
         x = embedded(model, weights, values[:, t], t)
         for i, attend in enumerate(attends):
-            x = block(x, {k: w for k, w in within(weights, f"stack.blocks.{i}.")}, layer, attend)
+            x = block(x, dict(within(weights, f"stack.blocks.{i}.")), layer, attend)
         x = norm(x, dict(within(weights, "stack.norm.")), layer)
         params = x @ weights["head.linear.weight"].T + weights["head.linear.bias"]
         bits -= log2_mass(params.double(), values[:, t + 1], model.config.head)

@@ -36,8 +36,8 @@ RUN_FILE, LOCK = "run.json", ".lock"
 def load_run(name: str | Path, recipe: str | None = None) -> Run:
     """The RUN of a Python file, of the file of that name in linattn/experiments, or of a run's folder.
 
-    A name of an experiment means that one, whatever folders lie around: ./digits is a folder. With `recipe`, that one of
-    the file's RECIPES; its run is called after both.
+    A name of an experiment means that one, whatever folders lie around: ./digits is a folder. With `recipe`, that one
+    of the file's RECIPES; its run is called after both.
     """
     path = EXPERIMENTS / f"{name}.py"
     if os.sep in str(name) or not path.is_file():
