@@ -89,7 +89,7 @@ def card(name: str, model: Model, record: Mapping[str, Any], size: int) -> str:
     use = f"linattn transcribe FILE --model {name}" if isinstance(model, SpeechModel) else f"linattn generate {name}"
     lines = [
         f"# {name}",
-        f"A {type(model).__name__} of {model.num_parameters:,} parameters: {shape}. {size / 1e6:.2f} MB.",
+        f"{type(model).__name__}, {model.num_parameters:,} parameters: {shape}. {size / 1e6:.2f} MB.",
         f"```bash\n{use}\nlinattn info {name}\nlinattn eval {name}\n```",
         "| | |\n| --- | --- |\n" + "\n".join(f"| {what} | {text} |" for what, text in _facts(record)),
         f"Large matrices are {IN_WORDS[small['form']]}. {LICENCE}",
