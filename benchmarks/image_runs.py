@@ -27,12 +27,12 @@ import typer
 
 from linattn.bench.image_record import record
 from linattn.train.portable import pack, shards
-from linattn.train.run_folder import read_run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 CALL = 585.0  # seconds of a call, with what comes before and after training
 AFTER = 75.0  # of these, for evaluating, packing and recording
 CHECKED = 256  # images whose bits/dim are counted a second time
+INTERRUPTED = 130  # how `linattn train` exits when it was asked to stop
 LINATTN = (sys.executable, "-m", "linattn.cli.main")
 ON_GPU = ("sample_every=0", "samples=1", "compile=true")
 EAGER = ("sample_every=0", "samples=1")  # Reformer sorts, and its rounds are many small kernels: compiling them is slow
@@ -130,52 +130,49 @@ def call(
     if name not in CALLS:
         raise typer.BadParameter(f"no call {name!r}: there are {', '.join(CALLS)}")
     begin, chosen = time.monotonic(), CALLS[name]
-    processes = [started(command(job, work, carry)) for job in chosen.jobs]
-    wait(processes, begin + seconds - AFTER)
+    jobs = [job for job in chosen.jobs if carry is None or packed(job, carry)]  # of a call that goes on: what is left
+    processes = [started(command(job, work, carry)) for job in jobs]
+    codes = ended(processes, begin + seconds - AFTER)
     done = []
-    for job in chosen.jobs:
+    for job, code in zip(jobs, codes, strict=True):
         folder = work / job.name
-        if is_done(folder):
-            finish(folder, job.name, out, chosen.test)
-            done.append(folder)
-        else:
+        if code == INTERRUPTED:
             files = pack(folder, out / job.name)
             print(f"{job.name} goes on in another call, from {len(files)} files in {out / job.name}", flush=True)
+        else:
+            finish(folder, job.name, out, chosen.test)
+            done.append(folder)
     if done:
         print(f"recorded: {record(done, out)}")
+
+
+def packed(job: Job, carry: Path) -> Path | None:
+    """Where a job's packed checkpoint lies."""
+    return next((folder for folder in (carry / job.name, carry) if shards(folder)), None)
 
 
 def command(job: Job, work: Path, carry: Path | None) -> list[str]:
     """A run from its beginning, or from what was carried."""
     folder = work / job.name
-    packed = None if carry is None else next((f for f in (carry / job.name, carry) if f.is_dir() and shards(f)), None)
-    if packed is None:
+    if carry is None:
         return [*LINATTN, "train", *job.told, "--folder", str(folder)]
     folder.mkdir(parents=True, exist_ok=True)
-    for path in shards(packed):
+    for path in shards(packed(job, carry) or carry):
         shutil.copy(path, folder)
     return [*LINATTN, "train", str(folder), "--resume"]
 
 
-def wait(processes: Sequence[subprocess.Popen], until: float) -> None:
-    """Until all have ended; at `until` they are asked to stop, which leaves a checkpoint."""
+def ended(processes: Sequence[subprocess.Popen], until: float) -> list[int]:
+    """The exit codes; at `until` those that still train are asked to stop, which leaves a checkpoint."""
     while time.monotonic() < until and any(process.poll() is None for process in processes):
         time.sleep(0.5)
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
     codes = [process.wait() for process in processes]
-    if any(code not in (0, 130) for code in codes):
+    if any(code not in (0, INTERRUPTED) for code in codes):
         raise SystemExit(f"a training failed: exit codes {codes}")
-
-
-def is_done(folder: Path) -> bool:
-    """Whether the run came to its end, by its last checkpoint."""
-    from linattn.train import checkpoint
-    from linattn.train.optim import is_over
-
-    found, _ = checkpoint.newest(folder)
-    return found is not None and is_over(read_run(folder)[0], found.facts["step"], found.facts["seconds"])
+    return codes
 
 
 def finish(folder: Path, name: str, out: Path, test: bool) -> None:
