@@ -6,7 +6,6 @@ PY     := $(VENV)/bin/python
 RUFF   := $(PY) -m ruff
 # One thread: the tests' sizes gain nothing from more, and on a busy machine threads that wait for each other crawl.
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
-LINATTN := $(VENV)/bin/linattn
 
 # The set-up is done when this file exists; its name changes with everything that the set-up depends on.
 READY  := $(VENV)/.ready-$(shell cat requirements/*.txt pyproject.toml hatch_build.py $(wildcard csrc/*.*) | cksum | tr ' ' -)
@@ -23,12 +22,8 @@ help:    ## this page
 setup: $(READY)    ## .venv with the pinned packages and linattn itself, editable
 	@echo "ready: $(PY)"
 
-demo: $(READY)    ## the operator at work, beside softmax; digits trained and painted
+demo: $(READY)    ## digits painted and completed; what an image costs beside softmax; the operator
 	@$(PY) -m linattn.demo
-	@if [ ! -e out/digits ]; then $(LINATTN) train digits --folder out/digits; \
-	    elif [ ! -e out/digits/weights.safetensors ]; then $(LINATTN) train out/digits --resume; fi
-	@$(LINATTN) generate out/digits --count 64 --seed 1 --out out/digits.png
-	@$(LINATTN) complete out/digits --data digits --index 3 --count 14 --seed 1 --out out/completed.png
 
 test: $(READY)    ## the tests, at most ten minutes on two cores
 	@$(PYTEST) -q

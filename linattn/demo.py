@@ -1,9 +1,11 @@
-"""`python -m linattn.demo`: what linear attention does, in half a minute on a CPU.
+"""`python -m linattn.demo`: what linear attention does, in less than a minute on a CPU, without a download.
 
-1. Its two faces agree: a whole sequence in parallel, as in training, and token by token, as a recurrent network.
-2. What it costs beside softmax attention (torch's own), as the sequence grows: the time of a whole sequence, the time
-   of one more token, and the memory that is kept for it: the state here, the keys and values of all tokens there.
-3. The same as a plot: out/demo.png.
+1. The models that ship with the package paint: a sheet each, a GIF of the painting, three completions of a test digit.
+2. What an image costs in the paper's MNIST architecture: linear, softmax with a cache, softmax without one.
+3. The operator: its two faces agree, a whole sequence in parallel and token by token; and what it costs beside softmax
+   attention (torch's own) as the sequence grows, in time, and in memory kept for one more token.
+
+Pictures go to out/, and the last part as a plot too.
 
 Axes:  B = 1   N tokens   H heads   D width of queries, keys and values
 """
@@ -11,6 +13,7 @@ Axes:  B = 1   N tokens   H heads   D width of queries, keys and values
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +23,32 @@ import torch
 import typer
 from torch.nn.functional import scaled_dot_product_attention
 
-from linattn import State, linear_attention
+from linattn import ImageModel, State, linear_attention, load
+from linattn.bench import generation
 from linattn.bench.machine import environment
 from linattn.bench.measure import Cell, Effort, Run, race
 from linattn.bench.report import counted, heading, seconds_in_words, shown_bytes, shown_time
+from linattn.cli.show import preview
+from linattn.generate import generate
+from linattn.models import shipped
 from linattn.ops import Step
+from linattn.state import write_atomically
+from linattn.train.data import load as load_data
+from linattn.train.painting import gif, painted
+from linattn.train.sheets import write_sheet
 
 HEADS, WIDTH = 8, 64
-LENGTHS = tuple(2**n for n in range(8, 15))
+LENGTHS = (256, 1024, 4096, 8192)
+PICTURES = {"digits": 64, "mnist": 64, "cifar10": 8}  # images on the sheet of each model that may ship
+SEED, DIGIT, COMPLETIONS = 1, 3, 3
+TABLE = generation.Settings(
+    presets=("mnist",),
+    methods=("linear", "softmax, cached", "softmax"),
+    places=3,
+    batches=(),
+    effort=Effort(budget=0.1, least=2, once=0.1),
+    whole=5.0,
+)
 LINEAR, SOFTMAX = "#0b7285", "#d9480f"
 INK, PALE, GRID = "#343a40", "#868e96", "#e9ecef"
 
@@ -47,13 +68,70 @@ class Point:
     cache_bytes: int
 
 
-def main(out: Annotated[Path, typer.Option(help="The folder for the plot.")] = Path("out")):
-    """Show the operator: parallel and recurrent form agree; time and memory beside softmax; a table and a plot."""
+def main(out: Annotated[Path, typer.Option(help="The folder for the pictures.")] = Path("out")):
+    """Paint with the models that ship; measure an image beside softmax; show the operator, with a plot."""
     about = environment()
+    out.mkdir(parents=True, exist_ok=True)
     print(f"{heading(about)}\n")
+    paint(out)
+    show_images()
     show_agreement(tokens=1024)
     points = show_costs(LENGTHS)
     show_plot(points, out / "demo.png", about)
+
+
+def paint(out: Path) -> None:
+    """A sheet of each model that ships, and completions of a digit."""
+    names = [name for name in PICTURES if name in shipped()]
+    if not names:
+        print("no image models ship with this version: `linattn train digits` makes one in two minutes\n")
+    for name in names:
+        paint_sheet(name, out)
+    if "digits" in names:
+        complete_digit(out)
+
+
+def paint_sheet(name: str, out: Path) -> None:
+    model = load(name)
+    assert isinstance(model, ImageModel)
+    begin = time.perf_counter()
+    images = model.to_images(generate(model, count=PICTURES[name], seed=SEED).tensor)
+    took = time.perf_counter() - begin
+    print(f"{name}: {len(images)} images of {model.config.length:,} bytes in {seconds_in_words(took)}")
+    preview(images)
+    path = write_sheet(out / f"{name}.png", images)
+    write_atomically(out / f"{name}.gif", gif(images))
+    print(f"{path}, and on its way: {path.with_suffix('.gif')}\n")
+
+
+def complete_digit(out: Path) -> None:
+    """The upper half of a test image, what may follow, and what did."""
+    model = load("digits")
+    assert isinstance(model, ImageModel)
+    whole = load_data("digits", split="test").data[DIGIT : DIGIT + 1]
+    given = model.config.length // 2
+    made = generate(model, model.sequences(whole)[:, :given], count=COMPLETIONS, seed=SEED)
+    images = torch.cat([painted(whole, given), model.to_images(made.tensor), whole])
+    print(f"the upper half of a test image, {COMPLETIONS} completions, and the image itself")
+    preview(images)
+    print(f"{write_sheet(out / 'completed.png', images, columns=len(images))}\n")
+
+
+def show_images(settings: generation.Settings = TABLE) -> list[generation.Line]:
+    """What one image costs, by three ways of attention in one architecture."""
+    print("one image of the paper's MNIST model (8 layers, 784 bytes), by attention; ≈ is extrapolated\n")
+    print(f"{'':18}{'one image':>12}{'images/s':>12}{'slower':>10}{'kept':>12}")
+    lines: list[generation.Line] = []
+    for line, _ in generation.measure(settings, "cpu"):
+        lines.append(line)
+        about = "≈ " if line.extrapolated else ""
+        print(
+            f"{line.method:18}{about + seconds_in_words(line.seconds):>12}{about + f'{line.images_per_second:.3g}':>12}"
+            f"{f'{line.seconds / lines[0].seconds:.3g}×':>10}{bytes_in_words(line.state_bytes):>12}",
+            flush=True,
+        )
+    print()
+    return lines
 
 
 def show_agreement(tokens: int) -> float:
@@ -81,7 +159,7 @@ def show_costs(lengths: Sequence[int], effort: Effort | None = None) -> list[Poi
     )
     points = []
     for tokens in lengths:
-        points.append(point := measure(tokens, effort or Effort(budget=0.3, least=2)))
+        points.append(point := measure(tokens, effort or Effort(budget=0.15, least=2)))
         print(
             f"{point.tokens:>8,}{shown_time(point.linear):>11}{shown_time(point.softmax):>11}"
             f"{f'{point.softmax.seconds / point.linear.seconds:.2g}×':>9}"

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,8 +14,10 @@ from linattn.cli import main as cli
 from linattn.cli.sampling import samples
 from linattn.cli.show import page
 from linattn.models import ImageModel, LanguageModel, build, load, preset, save
+from linattn.models.files import record_of
 from linattn.train.data import load as load_data
-from linattn.train.sheets import sheet
+from linattn.train.painting import FRAMES, gif, stages, strip
+from linattn.train.sheets import GREY, sheet
 
 
 def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
@@ -106,17 +109,41 @@ def test_a_seed_makes_the_same_picture(linattn, digits, tmp_path):
 
 
 def test_a_completion_keeps_the_top(linattn, digits, monkeypatch):
+    """As in the paper: what is given, the completions, the image itself; a row for each image."""
     shown = []
-    monkeypatch.setattr("linattn.cli.making.show_sheet", lambda images, path: shown.append(images))
-    code, _, _ = linattn("complete", digits, "--data", "digits", "--index", "3", "--rows", "5", "--count", "2")
-    (images,) = shown
-    assert code == 0
-    whole = load_data("digits", split="test").data[3]
-    assert len(images) == 4 and torch.equal(images[0], whole)
-    for image in images[1:]:
-        assert torch.equal(image[:5], whole[:5])
-    assert not images[1, 5:].any()  # of the second picture only the top is given
-    assert images[2, 5:].any()
+    monkeypatch.setattr("linattn.cli.making.show_sheet", lambda images, path, columns: shown.append((images, columns)))
+    code, _, _ = linattn("complete", digits, "--data", "digits", "--index", "3,8", "--rows", "5", "--count", "2")
+    ((images, columns),) = shown
+    assert code == 0 and columns == 4 and len(images) == 8
+    for row, index in ((images[:4], 3), (images[4:], 8)):
+        whole = load_data("digits", split="test").data[index]
+        assert torch.equal(row[3], whole) and (row[0, 5:] == GREY).all()
+        for image in row:
+            assert torch.equal(image[:5], whole[:5])
+        assert not torch.equal(row[1], row[2])
+
+
+def test_a_painting_is_shown_on_its_way(linattn, digits, tmp_path):
+    code, said, _ = linattn("generate", digits, "--count", "5", "--gif", "--strip", "--out", "a.png", "--seed", "1")
+    assert code == 0 and "wrote a.gif" in said and "wrote a-strip.png" in said
+    with Image.open(tmp_path / "a.gif") as gif, Image.open(tmp_path / "a.png") as png:
+        assert gif.n_frames == FRAMES and gif.size == png.size
+        gif.seek(FRAMES - 1)
+        last = np.asarray(gif.convert("L"))
+        assert np.array_equal(last, np.asarray(png))
+        gif.seek(0)
+        assert (np.asarray(gif.convert("L")) == GREY).all()
+    code, said, _ = linattn("complete", digits, "--data", "digits", "--count", "2", "--strip", "--out", "b.png")
+    assert code == 0 and (tmp_path / "b-strip.png").is_file()
+
+
+def test_stages_of_a_painting():
+    images = draw(2, 20, 4, 3)
+    made = stages(images, 3, begin=24)
+    for values, stage in zip((24, 132, 240), made, strict=True):
+        flat, whole = stage.flatten(1), images.flatten(1)
+        assert flat[:, :values].equal(whole[:, :values]) and (flat[:, values:] == GREY).all()
+    assert strip(images[:1, :4]).shape[1] > 5 * strip(images[:1, :4]).shape[0] and gif(images).startswith(b"GIF89a")
 
 
 def test_a_picture_file_is_completed(linattn, digits, tmp_path):
@@ -154,7 +181,13 @@ def test_symbols_that_are_no_bytes_are_numbers(linattn, tmp_path):
         (("complete", "DIGITS", "--image", "absent.png"), 1, "absent.png"),
         (("generate", "DIGITS", "--prompt", "a"), 1, "for text"),
         (("generate", "DIGITS", "--temperature", "-1"), 1, "temperature"),
-        (("generate", "TEXT", "--count", "2"), 1, "--count is for images"),
+        (("complete", "DIGITS", "--data", "digits", "--index", "3;5"), 1, "as in 3 or 3,5,8"),
+        (("generate", "TEXT", "--count", "2"), 1, "are for images"),
+        (("pack", "DIGITS"), 1, "Give --name"),
+        (("pack", "DIGITS", "--name", "a", "--form", "int4"), 1, "must be int8 or bf16"),
+        (("pack", "DIGITS", "--resumable"), 1, "give its folder, --to"),
+        (("train", "mnist", "recipe=bets"), 1, "its recipes are paper, best"),
+        (("train", "digits", "recipe=best"), 1, "leave recipe= out"),
         (("generate", "DIGITS", "--count", "many"), 2, "valid integer"),
         (("paint",), 2, "paint"),
     ],
@@ -196,7 +229,27 @@ def test_a_reader_that_leaves_hears_no_complaint(tmp_path):
     assert process.returncode == 1 and said == ""
 
 
-@pytest.mark.parametrize("command", ["train", "generate", "complete", "eval", "info"])
+def test_pack_writes_weights_and_a_card(linattn, digits, tmp_path):
+    code, said, _ = linattn("pack", digits, "--name", "tiny", "--to", "made", "--split", "dev", "--examples", "3")
+    assert code == 0 and "bits before" in said
+    record = record_of("made/tiny.safetensors")
+    assert record["packed"]["form"] == "int8" and record["packed"]["after"]["examples"] == 3
+    assert "linattn generate tiny" in (tmp_path / "made/tiny.md").read_text()
+    code, said, _ = linattn("info", "made/tiny.safetensors")
+    assert code == 0 and "to int8: " in said and "on dev before" in said
+    assert linattn("generate", "made/tiny.safetensors", "--count", "2")[0] == 0
+
+
+def test_a_packed_run_goes_on(linattn, tmp_path):
+    assert linattn("train", "digits", "steps=2", "sample_every=0", "samples=4", *TINY, "--folder", "run")[0] == 0
+    code, said, _ = linattn("pack", "run", "--resumable", "--to", "stick")
+    assert code == 0 and "linattn train stick --resume" in said
+    assert [path.name for path in (tmp_path / "stick").iterdir()] == ["portable-1-of-1.safetensors"]
+    code, said, _ = linattn("train", "stick", "steps=3", "--resume")
+    assert code == 0 and (tmp_path / "stick/weights.safetensors").is_file()
+
+
+@pytest.mark.parametrize("command", ["train", "generate", "complete", "eval", "info", "pack"])
 def test_help_teaches_by_example(linattn, command):
     code, said, _ = linattn(command, "--help")
     lines = [line.strip() for line in said.splitlines()]

@@ -19,13 +19,49 @@ from linattn.bench import machine
 from linattn.bench.measure import Cell
 from linattn.bench.operator import MODES
 from linattn.bench.report import Row
+from linattn.models import build, preset, save
 from linattn.ops import short
 
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture
+def tiny_digits(tmp_path, monkeypatch):
+    """A small model in the place of the one that ships."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    save(build(preset("digits", width=8, num_heads=2, depth=1)), folder / "digits.safetensors")
+    monkeypatch.setattr("linattn.models.files.SHIPPED", folder)
+
+
+def test_the_demo_paints_what_ships(tmp_path, tiny_digits, capsys):
+    demo.paint(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["completed.png", "digits.gif", "digits.png"]
+    with Image.open(tmp_path / "completed.png") as image, Image.open(tmp_path / "digits.png") as sheet:
+        assert image.size[0] > 4 * image.size[1] and sheet.size[0] == sheet.size[1]
+    said = capsys.readouterr().out
+    assert "64 images of 64 bytes in" in said and "the upper half of a test image, 3 completions" in said
+
+
+def test_the_demo_without_weights_says_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("linattn.models.files.SHIPPED", tmp_path / "none")
+    demo.paint(tmp_path)
+    assert "linattn train digits" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_the_demo_measures_images_beside_softmax(capsys):
+    small = {"shape": (4, 4, 1), "width": 16, "num_heads": 2, "depth": 1}
+    lines = demo.show_images(dataclasses.replace(demo.TABLE, changes=small, effort=BRIEF))
+    assert [line.method for line in lines] == ["linear", "softmax, cached", "softmax"]
+    rows = [row for row in capsys.readouterr().out.splitlines() if "×" in row]
+    assert len(rows) == 3 and rows[0].split()[-3] == "1×"
+    assert lines[0].state_bytes < 2000 and all(line.batch == 1 for line in lines)
+
+
 def test_the_demo_writes_a_plot_that_opens(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "LENGTHS", (16, 32))
+    monkeypatch.setattr(demo, "paint", lambda out: None)
+    monkeypatch.setattr(demo, "show_images", lambda: None)
     monkeypatch.setattr(demo, "show_costs", lambda lengths, costs=demo.show_costs: costs(lengths, BRIEF))
     monkeypatch.setattr(demo, "show_agreement", lambda tokens, show=demo.show_agreement: show(tokens=20))
     demo.main(tmp_path / "out")

@@ -29,8 +29,8 @@ FLOORS = (
     ("",),
     ("serve",),
     ("bench",),
-    ("demo",),
     ("cli", "experiments"),
+    ("demo",),
     ("__main__",),
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

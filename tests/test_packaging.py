@@ -86,6 +86,17 @@ def test_without_sources_the_wheel_is_for_everyone(project):
     assert "native" not in said
 
 
+def test_weights_and_their_cards_ship(project):
+    """Names like `linattn generate digits` work from an installed wheel, offline."""
+    shutil.copytree(ROOT / "linattn" / "weights", project / "linattn" / "weights")
+    _, wheel, _ = build(project)
+    names = {Path(name).name for name in wheel.namelist() if name.startswith("linattn/weights/")}
+    assert {"digits.safetensors", "digits.md"} <= names
+    assert (
+        wheel.read("linattn/weights/digits.safetensors") == (ROOT / "linattn/weights/digits.safetensors").read_bytes()
+    )
+
+
 def test_the_library_is_built_and_shipped(project, tmp_path):
     write_source(project, SOURCE)
     tag, wheel, _ = build(project)

@@ -167,6 +167,7 @@ def test_metrics_are_json_lines(tmp_path):
     for line in lines:
         assert line["bits"] == pytest.approx(line["nats"] / math.log(2))
         assert line["seconds"] > 0
+        assert line["epoch"] == pytest.approx(line["step"] * TINY.batch / 48, abs=1e-4)
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
 

@@ -52,8 +52,8 @@ def bandwidth_of_copy(device: str, size: int = COPIED) -> float:
     return 2 * size / _median(lambda: target.copy_(source), device)
 
 
-def rate_of_products(device: str, side: int = SIDE) -> float:
-    a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
+def rate_of_products(device: str, side: int = SIDE, dtype: torch.dtype = torch.bfloat16) -> float:
+    a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * side**3 / _median(lambda: torch.mm(a, b, out=out), device)
 

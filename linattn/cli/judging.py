@@ -9,15 +9,22 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from linattn.bench.image_record import EVALUATED
 from linattn.cli import speech
 from linattn.cli.sampling import load_model
 from linattn.cli.show import console, say
 from linattn.models import ImageModel, Model, SpeechModel
 from linattn.models.files import find, record_of, to_json
+from linattn.state import write_atomically
 from linattn.train import evaluate as run_evaluation
 from linattn.train import training_data
+from linattn.train.data import Dataset
+from linattn.train.evaluate import first
 from linattn.train.metrics import clock
+from linattn.train.recount import recount
+from linattn.train.run_folder import writing
 
+AGREE = 1e-3  # bits/dim by which two counts of the same images may differ
 Weights = Annotated[str, typer.Argument(help="A run's folder, a weights file, or the name of a shipped model.")]
 
 
@@ -33,6 +40,12 @@ def evaluate(
     ] = None,
     batch: Annotated[int, typer.Option(help="Examples at a time.")] = 64,
     beam: Annotated[int, typer.Option(help="Of speech: label sequences that are followed; 0: the best path.")] = 0,
+    check: Annotated[
+        int, typer.Option(help="Count the first so many images again, token by token, by other code; 0: do not.")
+    ] = 0,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep the figures in the run's folder, for `linattn report images`.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Bits per value on held-out data, exactly.
@@ -43,22 +56,62 @@ def evaluate(
 
         linattn eval runs/digits-1
         linattn eval runs/text-1 --data notes.txt --split dev
+        linattn eval digits --check 16
+
+    The last counts some of them a second time, in recurrent form, and fails where the two figures differ.
     """
-    model = load_model(weights, device)
+    model, about = load_model(weights, device), record_of(weights)
+    options = {"data": data, "examples": examples, "batch": batch, "beam": beam, "window": window}
+    found = judge(model, about, split, **options)
+    if check:
+        found["check"] = second_count(model, training_data(about, split, data), check)
+    text = json.dumps({"weights": str(find(weights))} | found)
+    if record:
+        path = find(weights).parent / EVALUATED.format(split=split)
+        with writing(path):
+            write_atomically(path, f"{text}\n".encode())
+    print(text)
+    if check and not found["check"]["agrees"]:
+        raise typer.Exit(1)
+
+
+def judge(
+    model: Model,
+    record: Mapping[str, Any],
+    split: str,
+    *,
+    data: str | None = None,
+    examples: int | None = None,
+    window: int | None = None,
+    batch: int = 64,
+    beam: int = 0,
+) -> dict[str, Any]:
+    """Print, and return, how good a model is on a split."""
     if isinstance(model, SpeechModel):
-        speech.judge(weights, model, record_of(weights), split, data, examples=examples, batch=batch, beam=beam)
-        return
-    record = record_of(weights)
+        return speech.judge(model, record, split, data, examples=examples, batch=batch, beam=beam)
     dataset = training_data(record, split, data)
     found = run_evaluation(model, dataset, batch=batch, examples=examples, **_reading(record, window, dataset.kind))
     unit = "bits/dim" if isinstance(model, ImageModel) else "bits/value"
     say(f"{dataset.name} {split}, {found['examples']:,} examples: {found['bits']:.4f} {unit}")
     if "bits_all" in found:
         say(f"over all values, the first by its frequency in training: {found['bits_all']:.4f} {unit}")
-    print(json.dumps({"weights": str(find(weights)), "data": dataset.name, "split": split} | found))
+    return {"data": dataset.name, "split": split} | found
 
 
-def _reading(record: dict[str, Any], window: int | None, kind: str) -> dict[str, Any]:
+def second_count(model: Model, dataset: Dataset, images: int) -> dict[str, Any]:
+    """The bits of the first images of a split, counted both ways, and whether the two agree."""
+    if not isinstance(model, ImageModel):
+        raise ValueError(f"--check counts images again, this is a {type(model).__name__}")
+    some = first(dataset, images, None)
+    whole = run_evaluation(model, some)["bits"]
+    again = float(recount(model, some.data).mean())
+    apart = abs(again - whole)
+    words = "agree" if apart <= AGREE else f"DIFFER, by more than {AGREE:g}"
+    say(f"{len(some)} images in parallel {whole:.5f}, token by token {again:.5f}: the figures {words}")
+    return {"images": len(some), "bits": whole, "bits_again": again, "agrees": apart <= AGREE}
+
+
+def _reading(record: Mapping[str, Any], window: int | None, kind: str) -> dict[str, Any]:
     """How a text is read: as in training, but for a window that was asked for."""
     if kind != "text":
         if window is not None:
@@ -109,8 +162,15 @@ def _sizes(model: Model) -> list[tuple[str, str]]:
 
 def _training(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """How it came about; nothing where the file does not say."""
-    if "step" not in record:
-        return [("training", "not recorded")]
+    rows = _trained(record) if "step" in record else [("training", "not recorded")]
+    if "packed" in record:
+        small = record["packed"]
+        before, after = (figure(small[when]) for when in ("before", "after"))
+        rows.append(("rounded", f"to {small['form']}: {before} on {small['split']} before, {after} after"))
+    return rows
+
+
+def _trained(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     data, made, evaluation = record["data"], record["machine"], record["evaluation"]
     on = made["gpu"] or f"{made['system']}, {made['threads']} threads"
     rows = [
@@ -121,6 +181,11 @@ def _training(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if evaluation is not None:
         rows.append(("evaluation", f"{evaluation['bits']:.4f} bits on {evaluation['split']}"))
     return rows
+
+
+def figure(found: Mapping[str, Any]) -> str:
+    """The one number that an evaluation comes to."""
+    return f"{found['error_rate']:.2%} wrong" if "error_rate" in found else f"{found['bits']:.4f} bits"
 
 
 def register(app: typer.Typer) -> None:

@@ -66,9 +66,9 @@ def _colour(rgb: list[int]) -> str:
     return f"rgb({rgb[0]},{rgb[1]},{rgb[2]})"
 
 
-def show_sheet(images: Shaped[Tensor, "N H W C"], path: Path) -> None:
+def show_sheet(images: Shaped[Tensor, "N H W C"], path: Path, columns: int | None = None) -> None:
     """Write the sheet as a PNG, preview it, and say where it is."""
     with writing(path):
-        made = write_sheet(path, images)
+        made = write_sheet(path, images, columns=columns)
     preview(images)
     say(f"wrote {made}")

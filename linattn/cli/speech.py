@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -16,13 +15,12 @@ from linattn.audio import BadSound, from_pcm
 from linattn.cli.sampling import load_model
 from linattn.cli.show import complain, errors, say
 from linattn.models import SpeechModel, shipped
-from linattn.models.files import find
 from linattn.train.speech.data import find_corpus, load_speech
 from linattn.train.speech.evaluate import evaluate_speech
 from linattn.transcribe import Transcriber
 from linattn.transcribe import transcribe as run_transcription
 
-SHIPPED = "transcriber"
+SHIPPED = "speech"
 PIECE = 0.1  # seconds of a stream at a time, at most
 
 
@@ -119,9 +117,9 @@ def _some(source: Any, size: int) -> bytes:
 
 
 def judge(
-    weights: str, model: SpeechModel, record: Mapping[str, Any], split: str, data: str | None, **options: Any
-) -> None:
-    """Print the error rate on a split of what the model was trained on, or of other `data`; at last as JSON."""
+    model: SpeechModel, record: Mapping[str, Any], split: str, data: str | None, **options: Any
+) -> dict[str, Any]:
+    """Print, and return, the error rate on a split of what the model was trained on, or of other `data`."""
     trained = record.get("run", {})
     name = trained.get("data") if data is None else data
     if name is None:
@@ -147,7 +145,7 @@ def judge(
         )
     if "word_error_rate" in found:
         say(f"of words: {found['word_error_rate']:.2%}")
-    print(json.dumps({"weights": str(find(weights)), "data": held_out.name, "split": split} | found))
+    return {"data": held_out.name, "split": split} | found
 
 
 def register(app: typer.Typer) -> None:

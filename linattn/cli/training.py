@@ -30,17 +30,18 @@ def train(
 
         linattn train digits
 
-    The paper's model of MNIST, and the same with softmax attention:
+    The paper's model of MNIST, the same with softmax attention for five minutes, and the recipe of our own:
 
         linattn train mnist
-        linattn train mnist attention=softmax batch=32
+        linattn train mnist attention=softmax minutes=5
+        linattn train mnist recipe=best
 
     Your own text, or your own folder of images:
 
         linattn train text data=notes.txt
         linattn train folder data=photos size=32 minutes=30
 
-    Interrupted, or killed? It goes on where its newest checkpoint stands:
+    Interrupted, or killed? It goes on where its newest checkpoint stands, or a packed one (see `linattn pack`):
 
         linattn train runs/digits-1 --resume
 
@@ -50,15 +51,18 @@ def train(
     """
     from linattn.train import load_run, override
     from linattn.train import train as run_training
+    from linattn.train.portable import unpack
     from linattn.train.run_folder import read_run
 
     if resume:
         if folder is not None:
             raise ValueError(f"--resume goes on in the folder of the run, {run}: drop --folder {folder}")
         folder = Path(run)
+        unpack(folder)
         chosen = override(read_run(folder)[0], changes) if changes else None
     else:
-        chosen = override(load_run(run), changes or [])
+        recipe, changes = _recipe(changes or [])
+        chosen = override(load_run(run, recipe), changes)
     if show:
         _show(chosen or read_run(Path(run))[0])
         return
@@ -66,6 +70,12 @@ def train(
     if result.interrupted:
         raise typer.Exit(130)
     say(f"use it:  {_use(chosen or read_run(result.folder)[0])} {result.folder}")
+
+
+def _recipe(changes: list[str]) -> tuple[str | None, list[str]]:
+    """What recipe=NAME says, and the other settings: it chooses the fields that these change."""
+    named = [text.partition("=")[2] for text in changes if text.startswith("recipe=")]
+    return (named[-1] if named else None), [text for text in changes if not text.startswith("recipe=")]
 
 
 def _use(run: Run) -> str:

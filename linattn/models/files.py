@@ -16,6 +16,7 @@ import torch
 from linattn.audio.front import FrontEnd
 from linattn.models.image import ImageConfig, ImageModel
 from linattn.models.lm import LanguageConfig, LanguageModel
+from linattn.models.packed import packed, unpacked
 from linattn.models.presets import Config
 from linattn.models.speech import SpeechConfig, SpeechModel
 from linattn.nn.layer import Layer
@@ -23,7 +24,8 @@ from linattn.state import write_atomically
 
 SHIPPED = Path(__file__).resolve().parent.parent / "weights"
 IN_A_RUN = "weights.safetensors"
-ENTRY, RECORD = "linattn_model", "linattn_record"
+ENTRY, RECORD, FORM = "linattn_model", "linattn_record", "linattn_packed"
+TO_SHIP = ("digits", "mnist", "cifar10", "speech")  # names of experiments whose weights ship, once they are trained
 Model = ImageModel | LanguageModel | SpeechModel
 MODELS: dict[type, type] = {ImageConfig: ImageModel, LanguageConfig: LanguageModel, SpeechConfig: SpeechModel}
 
@@ -35,12 +37,19 @@ def build(config: Config, *, generator: torch.Generator | None = None) -> Model:
     return MODELS[type(config)](config, generator=generator)
 
 
-def save(model: Model, path: str | os.PathLike[str], record: dict[str, Any] | None = None) -> None:
-    """Write the model, whole or not at all. `record` says how it was trained, in plain values."""
+def save(
+    model: Model, path: str | os.PathLike[str], record: dict[str, Any] | None = None, *, form: str | None = None
+) -> None:
+    """Write the model, whole or not at all. `record` says how it was trained, in plain values.
+
+    form: "int8" or "bf16" rounds large matrices (see packed.py), which `load` gives back in float32. None: as it is.
+    """
     from safetensors.torch import save as to_bytes
 
     tensors = {name: x.detach().contiguous() for name, x in model.state_dict().items()}
     metadata = {ENTRY: json.dumps(to_json(model.config)), RECORD: json.dumps(record or {})}
+    if form is not None:
+        tensors, metadata = packed(tensors, form), metadata | {FORM: form}
     write_atomically(path, to_bytes(tensors, metadata=metadata))
 
 
@@ -77,21 +86,26 @@ def read(path: Path, device: str | torch.device) -> tuple[dict[str, str], dict[s
         raise ValueError(f"{path} cannot be read as safetensors, it may be damaged or cut off ({error})") from error
     if ENTRY not in metadata:
         raise ValueError(f"{path} holds no linattn model (no {ENTRY!r} entry): is it a checkpoint, or somebody else's?")
-    return metadata, tensors
+    return metadata, unpacked(tensors) if FORM in metadata else tensors
 
 
 def find(name: str | os.PathLike[str]) -> Path:
-    """The file that a name or path stands for."""
+    """The file that a name or path stands for. The name of a shipped model means that one: ./digits is a path."""
     path = Path(name).expanduser()
+    if str(name) in shipped():
+        return SHIPPED / f"{name}.safetensors"
     if path.is_dir():
         if not (path / IN_A_RUN).is_file():
             raise ValueError(f"{path} is a folder without {IN_A_RUN}: has its run saved weights yet?")
         return path / IN_A_RUN
     if path.is_file():
         return path
-    if str(name) in shipped():
-        return SHIPPED / f"{name}.safetensors"
     names = ", ".join(shipped()) or "none yet"
+    if str(name) in TO_SHIP:
+        raise ValueError(
+            f"no weights of {str(name)!r} ship with this version (shipped models: {names}). Train them, "
+            f"`linattn train {name}`, and give the run's folder instead of the name: runs/{name}-1"
+        )
     raise ValueError(f"no file, run folder or shipped model {str(name)!r}; shipped models: {names}")
 
 

@@ -3,7 +3,7 @@
     loss = mean over predicted values of -log p(x_{t+1} | x_1 … x_t)          batch → nats → gradient → clip → step
 
     result = train(load_run("digits"))                          # runs/digits-1
-    result = train(None, "runs/digits-1", resume=True)          # goes on from its newest checkpoint
+    result = train(None, "runs/digits-1", resume=True)          # goes on from its newest checkpoint, or a packed one
 
 On the CPU an interrupted and resumed run ends with the same weights as one that was not, bit for bit (the threads being
 as many). With `minutes` the learning rate follows the clock, and no two runs are the same.
@@ -27,6 +27,7 @@ import torch
 from linattn.models import Config, SpeechConfig
 from linattn.train import checkpoint
 from linattn.train.config import CHANGEABLE, Run
+from linattn.train.portable import unpack
 from linattn.train.run_folder import alone, begin, new_folder, read_run, remove_unbegun, write_run
 from linattn.train.speech.trainer import SpeechTrainer
 from linattn.train.trainer import Sample, Trainer
@@ -62,6 +63,7 @@ def train(
     if resume:
         if folder is None:
             raise ValueError("which run is to be resumed? Give its folder")
+        unpack(folder)
         recorded, config = read_run(folder)
         run = recorded if run is None else run
         _check_changes(recorded, run, folder)

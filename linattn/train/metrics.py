@@ -1,11 +1,12 @@
 """What a run reports: JSON lines in its folder, and a live line on the terminal.
 
     {"kind": "train", "step": 50, "nats": 1.71, "bits": 2.47, "lr": 0.001, "grad_norm": 0.8,
-     "tokens_per_second": 41200, "seconds": 5.0}                                    means since the line before
-    {"kind": "eval", "step": 500, "split": "dev", "examples": 200, "nats": 0.98, "bits": 1.42, "seconds": 50.2}
+     "epoch": 0.41, "tokens_per_second": 41200, "seconds": 5.0}                     means since the line before
+    {"kind": "eval", "step": 500, "split": "dev", "examples": 200, "nats": 0.98, "bits": 1.42, "epoch": 4.1,
+     "seconds": 50.2}
 
-`nats` and `bits` are means over predicted values (see evaluate.py), `seconds` the time of training, over all sessions
-of the run.
+`nats` and `bits` are means over predicted values (see evaluate.py), `epoch` how often the data has been seen, `seconds`
+the time of training with its evaluations, over all sessions of the run, without the first update of each.
 """
 
 from __future__ import annotations

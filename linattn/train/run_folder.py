@@ -1,6 +1,7 @@
 """Where runs come from, and where they are kept.
 
     load_run("digits")            a name of linattn/experiments
+    load_run("mnist", "best")     one of its RECIPES, {name: Run(...)}, where it has several; the first is its RUN
     load_run("my_run.py")         a Python file that sets RUN = Run(...)
     load_run("runs/digits-1")     the folder of a run, as it was begun
 
@@ -32,25 +33,39 @@ EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 RUN_FILE, LOCK = "run.json", ".lock"
 
 
-def load_run(name: str | Path) -> Run:
+def load_run(name: str | Path, recipe: str | None = None) -> Run:
     """The RUN of a Python file, of the file of that name in linattn/experiments, or of a run's folder.
 
-    A name of an experiment means that one, whatever folders lie around: ./digits is a folder.
+    A name of an experiment means that one, whatever folders lie around: ./digits is a folder. With `recipe`, that one
+    of the file's RECIPES; its run is called after both.
     """
     path = EXPERIMENTS / f"{name}.py"
     if os.sep in str(name) or not path.is_file():
         path = Path(name).expanduser()
     if (path / RUN_FILE).is_file():
+        if recipe is not None:
+            raise ValueError(f"recipe={recipe} chooses among those of an experiment, {name} is the folder of a run")
         return read_run(path)[0]
     if not path.is_file() or path.suffix != ".py":
         known = ", ".join(sorted(file.stem for file in EXPERIMENTS.glob("[!_]*.py")))
         raise ValueError(
             f"no run {str(name)!r}: it is neither a Python file, nor the folder of a run, nor one of {known}"
         )
-    run = runpy.run_path(str(path)).get("RUN")
+    return _run_of_file(path, recipe)
+
+
+def _run_of_file(path: Path, recipe: str | None) -> Run:
+    defined = runpy.run_path(str(path))
+    recipes: dict[str, Any] = defined.get("RECIPES", {})
+    if recipe is not None and recipe not in recipes:
+        there = f"its recipes are {', '.join(recipes)}" if recipes else "it has one recipe: leave recipe= out"
+        raise ValueError(f"{path.stem} has no recipe {recipe!r}: {there}")
+    run = defined.get("RUN") if recipe is None else recipes[recipe]
     if not isinstance(run, Run):
         raise ValueError(f"{path} defines no run: it must set RUN = Run(...), and RUN is a {type(run).__name__}")
-    return run if run.name else dataclasses.replace(run, name=path.stem)
+    if run.name:
+        return run
+    return dataclasses.replace(run, name=path.stem if recipe is None else f"{path.stem}-{recipe}")
 
 
 @contextmanager

@@ -22,13 +22,22 @@ FEW = 16  # pixels on a side
 WANTED = 720  # pixels that the longer side of a sheet is to have, as far as whole factors allow
 
 
-def write_sheet(path: str | os.PathLike[str], samples: Shaped[Tensor, "N H W C"] | Sequence[str]) -> Path:
+def write_sheet(
+    path: str | os.PathLike[str], samples: Shaped[Tensor, "N H W C"] | Sequence[str], columns: int | None = None
+) -> Path:
     """Images as a PNG, texts as a text file. The suffix of `path` is chosen accordingly."""
     if isinstance(samples, torch.Tensor):
-        path, data = Path(path).with_suffix(".png"), png(sheet(samples))
-    else:
-        rule = "\n" + "─" * 60 + "\n"
-        path, data = Path(path).with_suffix(".txt"), (rule.join(samples) + "\n").encode()
+        return write_png(Path(path).with_suffix(".png"), sheet(samples, columns=columns))
+    rule = "\n" + "─" * 60 + "\n"
+    return _write(Path(path).with_suffix(".txt"), (rule.join(samples) + "\n").encode())
+
+
+def write_png(path: Path, image: Shaped[Tensor, "height width C"]) -> Path:
+    """A uint8 image as a PNG file."""
+    return _write(path, png(image))
+
+
+def _write(path: Path, data: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
     return path

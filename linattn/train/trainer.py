@@ -34,7 +34,8 @@ from linattn.train.sheets import write_sheet
 
 # sample(model, count, seed): what a sheet shows, uint8 images (count, H, W, C) or texts.
 Sample = Callable[[SequenceModel, int, int], Tensor | Sequence[str]]
-EVENTS = {"log": "log_every", "evaluate": "eval_every", "sheet": "sample_every", "checkpoint": "checkpoint_every"}
+# A sheet comes last: should its generation fail, the checkpoint is written.
+EVENTS = {"log": "log_every", "evaluate": "eval_every", "checkpoint": "checkpoint_every", "sheet": "sample_every"}
 
 
 class Trainer:
@@ -87,7 +88,7 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        """Of training, in all sessions."""
+        """Of training, in all sessions; without each one's first update, in which kernels are compiled and loaded."""
         return self.seconds_before + time.perf_counter() - self.begun
 
     @property
@@ -100,12 +101,20 @@ class Trainer:
         self.begun, self.begun_at, self.logged_at = time.perf_counter(), self.step, self.seconds_before
         while not stop.is_set() and not is_over(self.run, self.step, self.seconds):
             self.update()
+            if self.step == self.begun_at + 1:
+                self.start_clock()
             for event, every in EVENTS.items():
                 if getattr(self.run, every) and self.step % getattr(self.run, every) == 0:
                     self.do(event)
         for event in ("checkpoint",) if stop.is_set() else EVENTS:
             if self.done[event] < self.step:
                 self.do(event)
+
+    def start_clock(self) -> None:
+        """Rivals that compile longer are not to train shorter."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.begun, self.tokens = time.perf_counter(), 0
 
     def update(self) -> None:
         """One step of the optimizer."""
@@ -157,6 +166,7 @@ class Trainer:
             "bits": loss / math.log(2),
             "lr": self.optimizer.param_groups[0]["lr"],
             "grad_norm": norm,
+            "epoch": round(self.loader.epochs, 4),
             "tokens_per_second": round(self.tokens / max(now - self.logged_at, 1e-9)),
             "seconds": round(now, 3),
         }
@@ -171,7 +181,8 @@ class Trainer:
         if self.held_out is None:
             self.held_out = self.load(run.split)
         made = self.judge(self.held_out)
-        line = {"kind": "eval", "step": self.step, "split": run.split, **made, "seconds": round(self.seconds, 3)}
+        line = {"kind": "eval", "step": self.step, "split": run.split, **made}
+        line |= {"epoch": round(self.loader.epochs, 4), "seconds": round(self.seconds, 3)}
         self.check_finite(made["nats"])
         self.evaluation = line
         self.write(line)

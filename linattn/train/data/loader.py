@@ -84,6 +84,16 @@ class Walk(Iterator[Batch]):
         self.batch_size, self.window, self.seed = batch_size, window, seed
         self.epoch = self.offset = 0
 
+    @property
+    def epochs(self) -> float:
+        """How often the data has been seen by now."""
+        return self.epoch + self.offset / self.units
+
+    @property
+    def units(self) -> int:
+        """What `offset` counts, in an epoch."""
+        raise NotImplementedError
+
     def state_dict(self) -> dict[str, Any]:
         """The place as plain numbers and strings, fit for JSON."""
         return {"epoch": self.epoch, "offset": self.offset, "seed": self.seed, **self._identity()}
@@ -136,6 +146,12 @@ class Shuffled(Walk):
                 f"which make no batch of {batch_size}: take {way}"
             )
 
+    @property
+    def units(self) -> int:
+        if self.window is None:
+            return len(self.dataset)
+        return max(1, (len(self.dataset) - 1) // self.window)
+
     def __next__(self) -> Batch:
         self._enter()
         left = len(self._order) - self.offset
@@ -183,6 +199,10 @@ class Streams(Walk):
                 f"for a window of {window} and the byte after it. Take a smaller batch_size or window"
             )
         self._rows = self.dataset.data[: batch_size * length].view(batch_size, length)
+
+    @property
+    def units(self) -> int:
+        return self.steps
 
     def __next__(self) -> Batch:
         if self.offset >= self.steps:

@@ -266,6 +266,12 @@ class SpeechWalk(Iterator[SpeechBatch]):
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "offset": self.offset, "seed": self.seed, **self._identity()}
 
+    @property
+    def epochs(self) -> float:
+        """How often the data has been heard by now."""
+        self._enter()
+        return self.epoch + self.offset / len(self._batches)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in self._identity().items():
             if state.get(name) != value:
