@@ -29,6 +29,7 @@ FLOORS = (
     ("",),
     ("serve",),
     ("bench",),
+    ("study",),
     ("demo",),
     ("cli", "experiments"),
     ("__main__",),
