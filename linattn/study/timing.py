@@ -34,7 +34,7 @@ def dtype_on(device: str) -> torch.dtype:
 
 
 def short(settings: Mapping[str, Any], size: ShortSize) -> dict[str, Any]:
-    """Seconds of the operator and of a layer (projections, attention, feed-forward) at one length, linear and softmax."""
+    """Seconds of the operator, and of a layer (projections, attention, feed-forward), at one length."""
     device, tokens = settings["device"], settings["tokens"]
     heads, width = size.shape
     batch = 1 if settings["load"] == "one" else max(1, size.full_load // tokens)
