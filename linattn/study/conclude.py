@@ -165,7 +165,8 @@ class Race:
 
     @property
     def pays_from(self) -> int | None:
-        return crossing(self.tokens, self.ratios)
+        found = crossing(self.tokens, self.ratios)
+        return None if found is None else round(found)
 
 
 def races(study: Study) -> list[Race]:

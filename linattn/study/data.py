@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ CUTS = {"train": (0, 90), "dev": (90, 95), "test": (95, 100)}
 @functools.lru_cache(maxsize=4)
 def generated(name: str, split: str, examples: int, options: tuple[tuple[str, int], ...]) -> Dataset:
     """The copy task or associative recall."""
-    return load(name, split=split, num_examples=examples, **dict(options))
+    chosen: dict[str, Any] = {"num_examples": examples, **dict(options)}
+    return load(name, split=split, **chosen)
 
 
 @functools.lru_cache(maxsize=4)
