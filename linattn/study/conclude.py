@@ -186,11 +186,11 @@ def races(study: Study) -> list[Race]:
 
 
 def short_quality(study: Study) -> dict[int, dict[str, Interval]]:
-    """Bits a byte by the length that was trained at, and arm."""
+    """Bits a byte by the length that was trained at, and arm; the finals of text are one of the lengths."""
     groups: dict[tuple[int, str], list[float]] = {}
-    for result in study.of("short", task="text"):
+    for result in (*study.of("short", task="text"), *study.of("text", stage="final")):
         if "score" in result["found"]:
-            key = (result["settings"]["window"], result["settings"]["arm"])
+            key = (result["found"]["window"], result["settings"]["arm"])
             groups.setdefault(key, []).append(result["found"]["score"])
     made: dict[int, dict[str, Interval]] = {}
     for (window, arm), scores in sorted(groups.items()):

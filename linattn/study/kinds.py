@@ -64,6 +64,7 @@ def learn(settings: Mapping[str, Any], device: str) -> Found:
     found |= {"steps": run.steps, "tokens": pupil.step * run.batch * (length - (run.window is None))}
     if task.part == "recall":
         return found | {"score": accuracy(model, held_out)}
+    found |= {} if run.window is None else {"window": run.window}
     examples = task.data.get("examples")
     if "window" in settings and examples is not None:
         examples = max(1, examples * task.run["window"] // settings["window"])

@@ -39,7 +39,7 @@ def still_hidden(sizes: Sizes, study: Study, only: Iterable[str] = PARTS) -> flo
     seconds = 0.0
     for task in sizes.tasks:
         if task.part in only and task.part not in study.missing and not finals(sizes, task, study):
-            seconds += len(sizes.final_seeds) * len(final_widths(task)) * (FINALISTS + 2) * task.seconds * 1.5
+            seconds += len(sizes.final_seeds) * len(widths_of_finals(task)) * (FINALISTS + 2) * task.seconds * 1.5
     return seconds
 
 
@@ -57,14 +57,13 @@ def finals(sizes: Sizes, task: TaskSize, study: Study) -> list[Job]:
     return [
         learned(sizes, task, "final", arm, width, seed, rank=2)
         for seed in sizes.final_seeds
-        for width in final_widths(task)
+        for width in widths_of_finals(task)
         for arm in chosen
     ]
 
 
-def final_widths(task: TaskSize) -> tuple[int, ...]:
-    """Of recall all of them: there the state is the question."""
-    return task.head_widths if task.part == "recall" else task.head_widths[:1]
+def widths_of_finals(task: TaskSize) -> tuple[int, ...]:
+    return task.final_widths or task.head_widths[:1]
 
 
 def finalists(sizes: Sizes, task: TaskSize, study: Study) -> list[str]:
@@ -108,7 +107,7 @@ def copies(sizes: Sizes) -> list[Job]:
         for length in size.lengths
         for seed in size.seeds
         for arm in (LINEAR, SOFTMAX, REFORMER)
-        if arm != REFORMER or length in size.reformer
+        if arm != REFORMER or (length in size.reformer and seed == size.seeds[0])
     ]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import statistics
 from pathlib import Path
 
 import matplotlib as mpl
+from PIL import Image
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -16,8 +19,14 @@ from linattn.study.arms import LINEAR, REFORMER, SOFTMAX, label
 from linattn.study.conclude import TASKS, entries, ranked
 from linattn.study.jobs import Study
 
-BLUE, ORANGE, GREEN, GREY = "#1f5fa8", "#d9742b", "#3a8f5c", "#777777"
+BLUE, ORANGE, GREEN, GREY, PURPLE, RED = "#1f5fa8", "#d9742b", "#3a8f5c", "#555555", "#8e5aa8", "#b0413e"
 COLOURS = {LINEAR: BLUE, SOFTMAX: ORANGE, REFORMER: GREEN}
+FAMILIES = {
+    GREEN: ("quadratic", "quadratic_symmetric", "polynomial", "taylor"),
+    PURPLE: ("hedgehog", "t2r", "learned_elu"),
+    RED: ("favor", "fourier"),
+}
+MARKERS = ("v", "o", "s", "D")
 DPI = 110
 
 
@@ -31,9 +40,16 @@ def draw_all(study: Study, folder: Path) -> dict[str, Path]:
     for name, figure in made.items():
         if figure is not None:
             paths[name] = folder / f"{name}.png"
-            figure.savefig(paths[name], dpi=DPI, metadata={"Software": None})
-            plt.close(figure)
+            save(figure, paths[name])
     return paths
+
+
+def save(figure: Figure, path: Path) -> None:
+    """A PNG of few colours: a third of the bytes, and nothing that one would see."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    plt.close(figure)
+    Image.open(buffer).convert("RGB").quantize(256).save(path, optimize=True)
 
 
 def bare(axes: Axes) -> Axes:
@@ -49,45 +65,57 @@ def recall(study: Study) -> Figure | None:
     if not found:
         return None
     final = {(entry.arm, entry.head_width): entry for entry in entries(study, "recall", "final")}
-    figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
+    widths = sorted({entry.head_width for entry in found})
+    figure, axes = plt.subplots(figsize=(8.6, 4.8), layout="constrained")
     bare(axes)
+    ends = []
     for arm in dict.fromkeys(entry.arm for entry in found):
         mine = sorted((entry for entry in found if entry.arm == arm), key=lambda entry: entry.head_width)
-        means = [final.get((entry.arm, entry.head_width), entry).score.mean for entry in mine]
-        colour = COLOURS.get(arm, GREY)
-        sizes = [entry.state_bytes or 1 for entry in mine]
-        axes.plot(sizes, means, "-", color=colour, linewidth=1, alpha=0.7)
-        for entry, x, y in zip(mine, sizes, means, strict=True):
-            judged = final.get((entry.arm, entry.head_width))
-            solid = judged is not None and judged.score.ends is not None
-            if judged is not None and judged.score.ends is not None:
-                axes.plot([x, x], judged.score.ends, color=colour, linewidth=1.2)
-            fill = "full" if solid else "none"
-            axes.plot(x, y, "s" if arm == SOFTMAX else "o", color=colour, markersize=5, fillstyle=fill)
-    note_ends(axes, found, final)
+        best = [final.get((entry.arm, entry.head_width), entry).score for entry in mine]
+        sizes, colour = [entry.state_bytes or 1 for entry in mine], family(arm)
+        axes.plot(sizes, [score.mean for score in best], "-", color=colour, linewidth=1, alpha=0.5)
+        for entry, x, score in zip(mine, sizes, best, strict=True):
+            fill, marker = "full" if score.known else "none", MARKERS[widths.index(entry.head_width) % len(MARKERS)]
+            axes.plot(x, score.mean, marker, color=colour, markersize=5, fillstyle=fill)
+            if score.ends is not None:
+                axes.plot([x, x], score.ends, color=colour, linewidth=1.2)
+        ends.append((best[-1].mean, sizes[-1], arm))
     axes.set_xscale("log")
-    axes.set_ylim(-0.03, 1.06)
+    axes.set_ylim(-0.03, 1.08)
+    name_ends(axes, ends)
+    for width, marker in zip(widths, MARKERS, strict=False):
+        axes.plot([], [], marker, color=GREY, markersize=5, fillstyle="none", label=f"heads of {width}")
+    axes.legend(fontsize=7, frameon=False, loc="lower center", ncols=len(widths))
     axes.set_xlabel("bytes of state (softmax attention: keys and values of the sequence)")
     axes.set_ylabel("accuracy")
     axes.set_title("Recall over memory: filled, mean and interval of three seeds; hollow, one seed", fontsize=10)
     return figure
 
 
-def note_ends(axes: Axes, found: list[conclude.Entry], final: dict) -> None:
-    """Names at the largest state of each arm, pushed apart where they would lie on each other."""
-    ends = {}
-    for entry in sorted(found, key=lambda entry: entry.head_width):
-        ends[entry.arm] = entry
-    placed: list[tuple[float, float]] = []
-    at = [(final.get((e.arm, e.head_width), e).score.mean, e.state_bytes or 1, e.arm) for e in ends.values()]
-    for y, x, arm in sorted(at):
-        text_y = y
-        while any(abs(text_y - other) < 0.045 and 0.4 < x / beside < 2.5 for other, beside in placed):
-            text_y += 0.01
-        placed.append((text_y, x))
+def family(arm: str) -> str:
+    """A colour for maps of a kind."""
+    return COLOURS.get(arm) or next((colour for colour, arms in FAMILIES.items() if arm in arms), GREY)
+
+
+def name_ends(axes: Axes, ends: list[tuple[float, int, str]]) -> None:
+    """Names in a column on the right, in the order of the points, a thin line from each to its point."""
+    step = 1.1 / max(len(ends), 1)
+    right = axes.get_xlim()[1] * 1.15
+    heights: list[float] = []
+    for y, _, _ in sorted(ends, reverse=True):  # from above, none closer than a step to the one before
+        heights.append(min(y, heights[-1] - step) if heights else min(y, 1.05))
+    lift = max(0.0, 0.0 - heights[-1])
+    for height, (y, x, arm) in zip(heights, sorted(ends, reverse=True), strict=True):
         axes.annotate(
-            label(arm), (x, y), (x * 1.06, text_y), fontsize=7, color=COLOURS.get(arm, "#333333"), va="center"
+            label(arm),
+            (x, y),
+            (right, height + lift),
+            fontsize=7,
+            color=family(arm),
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": "#cccccc", "linewidth": 0.5, "shrinkB": 3},
         )
+    axes.set_xlim(right=right * 2.2)
 
 
 def task_plot(study: Study, task: str) -> Figure | None:
@@ -100,9 +128,13 @@ def task_plot(study: Study, task: str) -> Figure | None:
     screen.sort(key=lambda e: final.get(e.arm, e).score.mean, reverse=not TASKS[task].higher)
     figure, axes = plt.subplots(figsize=(8, 0.9 + 0.23 * len(screen)), layout="constrained")
     bare(axes)
+    edge = far_off([entry.score.mean for entry in screen], TASKS[task].higher)
     for y, entry in enumerate(screen):
-        colour = COLOURS.get(entry.arm, "#333333")
-        axes.plot(entry.score.mean, y, "o", color=colour, fillstyle="none", markersize=5)
+        colour, mean = family(entry.arm), entry.score.mean
+        if edge is not None and (mean - edge) * (-1 if TASKS[task].higher else 1) > 0:
+            axes.annotate(f"{mean:.2f} →", (edge, y), fontsize=7, ha="right", va="center", color=colour)
+            continue
+        axes.plot(mean, y, "o", color=colour, fillstyle="none", markersize=5)
         if entry.arm in final:
             score = final[entry.arm].score
             axes.plot(score.mean, y, "o", color=colour, markersize=5)
@@ -114,6 +146,15 @@ def task_plot(study: Study, task: str) -> Figure | None:
         f"{TASKS[task].title}, heads of {width}: hollow, one seed (dev); filled, three seeds (test)", fontsize=10
     )
     return figure
+
+
+def far_off(scores: list[float], higher: bool) -> float | None:
+    """Beyond which a score is named and not drawn, so that one bad map does not press the others together."""
+    if higher or len(scores) < 4:
+        return None
+    middle, best = statistics.median(scores), min(scores)
+    edge = middle + 4 * (middle - best)
+    return edge if max(scores) > edge else None
 
 
 def copy(study: Study) -> Figure | None:
@@ -151,7 +192,7 @@ def short(study: Study) -> Figure | None:
     figure, grid = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
     styles = {"forward": "-", "training": "--"}
     ways = list(dict.fromkeys((race.device, race.form, race.load) for race in races))
-    shades = [BLUE, ORANGE, GREEN, GREY, "#8e5aa8", "#b0413e", "#2b8c9e", "#a88b2b"]
+    shades = [BLUE, ORANGE, GREEN, GREY, PURPLE, RED, "#2b8c9e", "#a88b2b"]
     for axes, level in zip(grid, ("operator", "layer"), strict=True):
         bare(axes)
         for race in races:

@@ -130,7 +130,7 @@ def short_decision(study: Study) -> tuple[str, ...] | None:
         return None
     said = [f"{where(race)}: {pays(race)}" for race in races]
     figures = "; ".join(said) + " (a layer with gradients, times without an interval)"
-    return "short sequences", "by length", str(SIZES[study.scale].short.shape[1]), figures
+    return "short sequences", "by length", f"{SIZES[study.scale].short.shape[1]}, the only one timed", figures
 
 
 def long_decision(study: Study) -> tuple[str, ...] | None:
@@ -225,8 +225,8 @@ def task_lines(study: Study, task: str) -> list[str]:
     gap = conclude.twins_differ(study, task)
     if gap is not None:
         lines.append(
-            f"`quadratic` and `quadratic_symmetric` are one kernel in two forms; they came out {gap:.3f} apart in the "
-            f"screen: that much is chance."
+            f"`quadratic` and `quadratic_symmetric` are one kernel in two forms; in the screen they came out "
+            f"{gap:.3f} apart, by rounding alone."
         )
     return lines
 

@@ -26,7 +26,8 @@ class TaskSize:
     preset         with `model`, the changes of it that all arms share (width and ff_width among them)
     run            fields of the training run
     data           options of its data
-    head_widths    those that are screened; the first is the one that finals of other parts than recall have
+    head_widths    those that are screened; the best four maps are chosen at the first
+    final_widths   those of the finals; None: the first
     """
 
     name: str
@@ -37,6 +38,7 @@ class TaskSize:
     data: dict[str, Any]
     head_widths: tuple[int, ...]
     seconds: float
+    final_widths: tuple[int, ...] | None = None
 
     @property
     def part(self) -> str:
@@ -45,7 +47,7 @@ class TaskSize:
 
 @dataclass(frozen=True)
 class CopySize:
-    """`reformer`: the lengths at which Reformer, the slowest, takes part."""
+    """`reformer`: the lengths at which Reformer, the slowest, takes part, with the first seed."""
 
     lengths: tuple[int, ...]
     reformer: tuple[int, ...]
@@ -59,7 +61,7 @@ class CopySize:
 
 @dataclass(frozen=True)
 class ShortSize:
-    """tokens: timed; trained: lengths that models of text are trained at, with the text task's tokens an update."""
+    """tokens: timed; trained: lengths for models of text beside that of the task, as many tokens an update."""
 
     tokens: tuple[int, ...]
     forms: tuple[str, ...]
@@ -122,8 +124,9 @@ QUICK = Sizes(
             {"width": 48, "ff_width": 48, "depth": 1, "conv": 2, "position": "none", "vocabulary": 24, **DEEP},
             {**ADAM, "steps": 240, "batch": 16, "lr": 1e-2, "weight_decay": 0.01},
             {"pairs": 12, "keys": 12, "values": 12, "examples": 256},
-            (16, 8),
-            1.5,
+            (8, 4, 16),
+            0.9,
+            (8, 16),
         ),
         TaskSize(
             "images",
@@ -140,10 +143,10 @@ QUICK = Sizes(
             "learn",
             "text",
             {"width": 48, "ff_width": 96, "depth": 2, "bias": False, **DEEP},
-            {**ADAM, "steps": 160, "batch": 12, "window": 128, "lr": 1e-2, "weight_decay": 0.1},
-            {"bytes": 5_000_000, "examples": 160},
+            {**ADAM, "steps": 160, "batch": 10, "window": 128, "lr": 1e-2, "weight_decay": 0.1},
+            {"bytes": 5_000_000, "examples": 128},
             (16,),
-            1.9,
+            2.0,
         ),
         TaskSize(
             "music-jsb",
@@ -153,20 +156,20 @@ QUICK = Sizes(
             {**ADAM, "steps": 100, "batch": 12, "lr": 8e-3, "weight_decay": 0.1},
             {"file": "JSB_Chorales", "crop": 64},
             (16,),
-            1.2,
+            0.9,
         ),
     ),
     copy=CopySize(
-        lengths=(32, 64),
+        lengths=(16, 32),
         reformer=(32,),
         model={"width": 48, "ff_width": 96, "depth": 2, "vocabulary": 11, **LOCAL, **DEEP},
-        run={**ADAM, "steps": 260, "batch": 24, "lr": 1e-2, "weight_decay": 0.0},
-        head_width=16,
+        run={**ADAM, "steps": 300, "batch": 24, "lr": 1e-2, "weight_decay": 0.0},
+        head_width=24,
         examples=256,
         seeds=(1, 2, 3),
         seconds=2.5,
     ),
-    short=ShortSize((16, 64, 256, 1024, 4096), ("eager",), ("one", "many"), (8, 64), 4096, 0.05, (32, 128, 512), 1.9),
+    short=ShortSize((16, 64, 256, 1024, 4096), ("eager",), ("one", "many"), (4, 64), 2048, 0.05, (32, 512), 2.0),
     lengths=LengthsSize(
         128,
         2048,
@@ -189,8 +192,9 @@ FULL = Sizes(
             {"width": 128, "ff_width": 256, "depth": 2, "conv": 4, "position": "none", "vocabulary": 256, **DEEP},
             {**ADAM, "warmup": 100, "steps": 2500, "batch": 128, "lr": 2e-3, "weight_decay": 0.01},
             {"pairs": 64, "keys": 128, "values": 128, "examples": 2048},
-            (32, 8, 16, 64),
+            (16, 8, 32, 64),
             30.0,
+            (16, 8, 32, 64),
         ),
         TaskSize(
             "text",
@@ -250,8 +254,8 @@ FULL = Sizes(
         (8, 64),
         65_536,
         0.25,
-        (32, 128, 512),
-        6.0,
+        (32, 128),
+        35.0,
     ),
     lengths=LengthsSize(
         512,
