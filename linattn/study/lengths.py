@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from linattn._typing import Float, Int, Tensor
+from linattn._typing import Float, Shaped, Tensor
 from linattn.models import SequenceModel
 
 
 @torch.no_grad()
-def far(model: SequenceModel, text: Int[Tensor, " N"], window: int, longest: int, streams: int) -> dict[str, Any]:
+def far(model: SequenceModel, text: Shaped[Tensor, " N"], window: int, longest: int, streams: int) -> dict[str, Any]:
     """Bits by bins of places, and by stretch; bins are [0, w), [w, 2w), [2w, 4w), …"""
     values = stretches(text, longest, streams).to(model.device).long()
     carried = read_on(model, values, window)
@@ -46,7 +46,7 @@ def far(model: SequenceModel, text: Int[Tensor, " N"], window: int, longest: int
     }
 
 
-def stretches(text: Int[Tensor, " N"], longest: int, streams: int) -> Int[Tensor, "S T"]:
+def stretches(text: Shaped[Tensor, " N"], longest: int, streams: int) -> Shaped[Tensor, "S T"]:
     """So many of `longest` predictions, evenly spread; fewer where the text is short."""
     streams = max(1, min(streams, (len(text) - 1) // longest))
     longest = min(longest, len(text) - 1)
@@ -54,7 +54,7 @@ def stretches(text: Int[Tensor, " N"], longest: int, streams: int) -> Int[Tensor
     return torch.stack([text[start : start + longest + 1] for start in starts.tolist()])
 
 
-def read_on(model: SequenceModel, values: Int[Tensor, "S T"], window: int) -> Float[Tensor, "S N"]:
+def read_on(model: SequenceModel, values: Shaped[Tensor, "S T"], window: int) -> Float[Tensor, "S N"]:
     """Bits of values 2 … T, the state carried from window to window."""
     state = model.empty_state(len(values), capacity=values.shape[1])
     bits = []
@@ -64,7 +64,7 @@ def read_on(model: SequenceModel, values: Int[Tensor, "S T"], window: int) -> Fl
     return torch.cat(bits, 1)
 
 
-def in_halves(model: SequenceModel, values: Int[Tensor, "S T"], window: int) -> Float[Tensor, "S N"]:
+def in_halves(model: SequenceModel, values: Shaped[Tensor, "S T"], window: int) -> Float[Tensor, "S N"]:
     """Bits of the same values, each after half a window or more of context (the first window: after what there is)."""
     half = window // 2
     last = values.shape[1] - 1
