@@ -40,8 +40,9 @@ class Interval:
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """
+def interval(values: Sequence[float], within: tuple[float, float] | None = None) -> Interval:
+    """The ends are cut off at those of `within`, where the mean can only lie there (an accuracy between 0 and 1).
+
     >>> interval([1.0, 2.0, 3.0])
     Interval(mean=2.0, low=-0.484..., high=4.484..., n=3)
     """
@@ -51,7 +52,8 @@ def interval(values: Sequence[float]) -> Interval:
     if n < 2:
         return Interval(mean, None, None, n)
     half = t95(n - 1) * statistics.stdev(values) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
+    low, high = within or (-math.inf, math.inf)
+    return Interval(mean, max(mean - half, low), min(mean + half, high), n)
 
 
 def t95(freedom: int) -> float:

@@ -99,11 +99,11 @@ def family(arm: str) -> str:
 
 def name_ends(axes: Axes, ends: list[tuple[float, int, str]]) -> None:
     """Names in a column on the right, in the order of the points, a thin line from each to its point."""
-    step = 1.1 / max(len(ends), 1)
+    step = 1.02 / max(len(ends), 1)
     right = axes.get_xlim()[1] * 1.15
     heights: list[float] = []
     for y, _, _ in sorted(ends, reverse=True):  # from above, none closer than a step to the one before
-        heights.append(min(y, heights[-1] - step) if heights else min(y, 1.05))
+        heights.append(min(y, heights[-1] - step) if heights else min(y, 1.0))
     lift = max(0.0, 0.0 - heights[-1])
     for height, (y, x, arm) in zip(heights, sorted(ends, reverse=True), strict=True):
         axes.annotate(
@@ -125,7 +125,8 @@ def task_plot(study: Study, task: str) -> Figure | None:
     if not screen:
         return None
     final = {entry.arm: entry for entry in entries(study, task, "final") if entry.head_width == width}
-    screen.sort(key=lambda e: final.get(e.arm, e).score.mean, reverse=not TASKS[task].higher)
+    sign = -1 if TASKS[task].higher else 1  # finals above, the best of them on top
+    screen.sort(key=lambda e: (e.arm in final, -sign * final.get(e.arm, e).score.mean))
     figure, axes = plt.subplots(figsize=(8, 0.9 + 0.23 * len(screen)), layout="constrained")
     bare(axes)
     edge = far_off([entry.score.mean for entry in screen], TASKS[task].higher)
@@ -140,6 +141,9 @@ def task_plot(study: Study, task: str) -> Figure | None:
             axes.plot(score.mean, y, "o", color=colour, markersize=5)
             if score.ends is not None:
                 axes.plot(score.ends, [y, y], color=colour, linewidth=2, alpha=0.6)
+    axes.set_ylim(-0.7, len(screen) - 0.3)
+    if edge is not None:
+        axes.set_xlim(right=edge)
     axes.set_yticks(range(len(screen)), [label(entry.arm) for entry in screen], fontsize=8)
     axes.set_xlabel(f"{TASKS[task].unit} ({'higher' if TASKS[task].higher else 'lower'} is better)")
     axes.set_title(

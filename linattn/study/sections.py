@@ -10,6 +10,7 @@ from linattn.study.arms import LINEAR, REFORMER, SOFTMAX, label
 from linattn.study.conclude import TASKS, Entry, Race, Verdict, apart, entries, ranked, shown, verdict
 from linattn.study.jobs import PARTS, Study
 from linattn.study.numbers import Interval
+from linattn.study.plan import head_width
 from linattn.study.sizes import SIZES
 
 Plots = dict[str, str]
@@ -39,7 +40,8 @@ def names(found: Iterable[Entry], widths: bool) -> str:
 DECISIONS = """## Decision table
 
 A figure in brackets is a 95% interval over seeds (or, where said, over texts). Two that overlap are *not told apart*,
-whatever their means: then the line says so.
+whatever their means: then the line says so. A *hint* is less: seed by seed, on the same data in the same order, one map
+was better than elu, and the interval of that difference leaves out 0.
 
 """
 
@@ -60,31 +62,36 @@ def decision(study: Study, task: str) -> tuple[str, ...] | None:
     best = made.best
     widths = {entry.head_width for entry in (best, *made.alike, *made.worse)}
     if made.nothing_apart and made.default is not None:
-        return (
-            meta.looks_like,
-            f"`{LINEAR}`, the default: no map was told apart",
-            width_advice(made),
-            evidence(task, made),
-        )
+        take = f"`{LINEAR}`, the default: no map was told apart{hinted(task, made)}"
+        return meta.looks_like, take, width_advice(made, made.default), evidence(task, made)
     take = f"`{best.arm}`"
     if made.alike:
         take += f" (not told apart: {names(made.alike, len(widths) > 1)})"
-    return meta.looks_like, take, width_advice(made), evidence(task, made)
+    return meta.looks_like, take, width_advice(made, best), evidence(task, made)
 
 
-def width_advice(made: Verdict) -> str:
-    """Which head width, for the best map: only what intervals tell apart."""
-    best = made.best
-    same = [entry for entry in (*made.alike, *made.worse) if entry.arm == best.arm]
-    others = {entry.head_width for entry in (*made.alike, *made.worse)} - {best.head_width}
-    if not others:
-        return f"{best.head_width}, the only one tried"
+def hinted(task: str, made: Verdict) -> str:
+    """What the best map's gain over elu hints at, "" where it hints at nothing."""
+    if made.default is None or made.default is made.best:
+        return ""
+    lead = conclude.gain(made.best, made.default, TASKS[task].higher)
+    if lead is None or lead.mean <= 0 or not conclude.hint(lead):
+        return ""
+    return f" (a hint: seed by seed `{made.best.arm}` is better, by {score(task, lead)})"
+
+
+def width_advice(made: Verdict, taken: Entry) -> str:
+    """Which head width, for the map that is taken: only what intervals tell apart."""
+    everybody = [made.best, *made.alike, *made.worse]
+    if {entry.head_width for entry in everybody} == {taken.head_width}:
+        return f"{taken.head_width}, the only one tried"
+    same = [entry for entry in everybody if entry.arm == taken.arm and entry is not taken]
     if not same:
-        return f"{best.head_width}; others not measured for this map"
-    alike = [entry.head_width for entry in same if not apart(entry.score, best.score)]
+        return f"{taken.head_width}; others not measured for this map"
+    alike = [entry.head_width for entry in same if not apart(entry.score, taken.score)]
     if not alike:
-        return f"{best.head_width}, better than {', '.join(str(entry.head_width) for entry in same)}"
-    return f"{best.head_width} or {', '.join(map(str, alike))}: not told apart"
+        return f"{taken.head_width}, told apart from {', '.join(str(entry.head_width) for entry in same)}"
+    return f"{taken.head_width} or {', '.join(map(str, alike))}: not told apart"
 
 
 def evidence(task: str, made: Verdict) -> str:
@@ -104,7 +111,7 @@ def evidence(task: str, made: Verdict) -> str:
 
 
 def score(task: str, value: Interval) -> str:
-    return shown(value, 3 if TASKS[task].unit != "accuracy" else 2)
+    return shown(value, 2 if TASKS[task].unit == "accuracy" else 3)
 
 
 def copy_decision(study: Study) -> tuple[str, ...] | None:
@@ -121,7 +128,8 @@ def copy_decision(study: Study) -> tuple[str, ...] | None:
         "not told apart": "not told apart: `elu`, softmax attention",
     }
     figures = f"bits a symbol at length {length}: elu {shown(linear)}, softmax attention {shown(softmax)}"
-    return "copying word for word", take[outcome], str(SIZES[study.scale].copy.head_width), figures
+    width = f"{SIZES[study.scale].copy.head_width}, the only one tried"
+    return "copying word for word", take[outcome], width, figures
 
 
 def short_decision(study: Study) -> tuple[str, ...] | None:
@@ -138,10 +146,11 @@ def long_decision(study: Study) -> tuple[str, ...] | None:
     if not found:
         return None
     best = min(found, key=lambda one: one.last.mean)
-    apart_from = [one for one in found if one is not best and apart(one.last, best.last)]
-    take = f"`{best.arm}`, rotary {best.rotary}" if apart_from else "not told apart, with rotary positions or without"
+    take = f"`{best.arm}`, rotary {best.rotary}, the state carried on"
+    if best.says != "helps":
+        take = "windows of the trained length: carrying the state further was not seen to help"
     figures = "; ".join(f"{one.arm}, rotary {one.rotary}: {shown(one.last)} ({one.says})" for one in found)
-    width = str(SIZES[study.scale].tasks[0].head_widths[0])
+    width = f"{head_width(SIZES[study.scale])}, the only one tried"
     window = SIZES[study.scale].lengths.window
     return (
         f"streams far longer than training ({window})",
@@ -175,24 +184,29 @@ def task_section(study: Study, task: str, plots: Plots) -> str:
     screen = ranked(entries(study, task, "screen"), task)
     if not screen:
         return ""
-    final = {(entry.arm, entry.head_width): entry for entry in entries(study, task, "final")}
     meta, about = TASKS[task], about_task(study, task)
-    head = ("map", "head width", "state, bytes", f"screen, {meta.unit}", "finals, three new seeds")
-    rows = [
-        (
-            label(entry.arm),
-            entry.head_width,
-            "-" if entry.state_bytes is None else f"{entry.state_bytes:,}",
-            f"{entry.score.mean:.3f}",
-            shown(final[key].score) if (key := (entry.arm, entry.head_width)) in final else "",
-        )
-        for entry in screen
-    ]
+    head = ("map", "head width", "state, bytes", f"screen, {meta.unit}", "finals, new seeds", "better than elu by")
+    final = {(entry.arm, entry.head_width): entry for entry in entries(study, task, "final")}
+    rows = [task_row(task, entry, final) for entry in screen]
     text = f"## {meta.title}\n\n{about}\n"
     if task == "recall":
         text += picture(plots, "recall", "Accuracy of recall over bytes of state, for every map")
     text += picture(plots, f"task-{task}", f"{meta.title}: screen and finals") + "\n"
     return text + bullets(task_lines(study, task)) + "\n" + table(head, rows)
+
+
+def task_row(task: str, entry: Entry, final: dict[tuple[str, int], Entry]) -> tuple[object, ...]:
+    """One arm at one head width: its state, the screen, and its finals where it has them."""
+    judged, elu = final.get((entry.arm, entry.head_width)), final.get((LINEAR, entry.head_width))
+    lead = None if judged is None or elu is None or judged is elu else conclude.gain(judged, elu, TASKS[task].higher)
+    return (
+        label(entry.arm),
+        entry.head_width,
+        "-" if entry.state_bytes is None else f"{entry.state_bytes:,}",
+        f"{entry.score.mean:.3f}",
+        "" if judged is None else shown(judged.score),
+        "" if lead is None else shown(lead) + (" (hint)" if conclude.hint(lead) else ""),
+    )
 
 
 def about_task(study: Study, task: str) -> str:
@@ -397,7 +411,9 @@ METHOD = """## How it was made
   softmax attention are always in. **The finals** have {seeds} seeds that the screen has not seen, judged on test, so
   that what was lucky in the screen is not lucky twice.
 - **Intervals** are Student's t over seeds: initial weights and the order of the data, not the choice of the test set
-  nor of the learning rate. With three seeds they are wide.
+  nor of the learning rate. With three seeds they are wide. Those of an accuracy end at 0 and at 1.
+- **Hints** compare seed by seed: runs of one seed see the same data in the same order. There is one comparison for
+  every map of the finals, and by chance alone one in twenty of them leaves out 0.
 - **`identity`** is not normalised; **`fourier`** is, with its divisor held off zero by 0.1.
 - Recall and copying have a convolution over two neighbours (or four) before attention: what is compared is memory and
   addressing, not how fast a model learns what stands beside what.
