@@ -29,6 +29,7 @@ FLOORS = (
     ("",),
     ("serve",),
     ("bench",),
+    ("study",),
     ("cli", "experiments"),
     ("demo",),
     ("__main__",),

@@ -10,7 +10,7 @@ import warnings
 
 import typer
 
-from linattn.cli import judging, making, measuring, packing, reporting, speech, training
+from linattn.cli import judging, making, measuring, packing, reporting, speech, studying, training
 from linattn.cli.show import complain, warn
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for module in (training, making, speech, judging, packing, measuring, reporting):
+for module in (training, making, speech, judging, packing, measuring, studying, reporting):
     module.register(app)
 
 

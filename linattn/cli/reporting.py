@@ -1,16 +1,19 @@
-"""`linattn report NAME`: pages of docs/ from what was measured and recorded. A report is a line here."""
+"""`linattn report NAME`: pages of docs/ from what was measured and recorded. A report is a line of REPORTS."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import typer
 
 from linattn.bench.image_report import images
+from linattn.study.report import report_study
 
-REPORTS = {"images": images}
-report = typer.Typer(help="Write pages of docs/ from recorded measurements.", no_args_is_help=True)
-for name, command in REPORTS.items():
-    report.command(name)(command)
+REPORTS: dict[str, Callable[..., None]] = {"images": images, "study": report_study}
 
 
 def register(app: typer.Typer) -> None:
-    app.add_typer(report, name="report")
+    reports = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+    for name, report in REPORTS.items():
+        reports.command(name)(report)
+    app.add_typer(reports, name="report", help="Write pages of docs from recorded measurements.")

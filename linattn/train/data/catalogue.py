@@ -12,7 +12,7 @@ from typing import Any
 from linattn.train.data.cifar10 import cifar10
 from linattn.train.data.dataset import Dataset, check_split
 from linattn.train.data.folder import image_folder
-from linattn.train.data.generated import copy_task, synthetic
+from linattn.train.data.generated import associative_recall, copy_task, synthetic
 from linattn.train.data.mnist import digits, mnist
 from linattn.train.data.originals import Place, place
 from linattn.train.data.text import enwik8, text_file, tinyshakespeare
@@ -23,7 +23,12 @@ PUBLIC: dict[str, Callable[..., Dataset]] = {
     "enwik8": enwik8,
     "tinyshakespeare": tinyshakespeare,
 }
-AT_HAND: dict[str, Callable[..., Dataset]] = {"digits": digits, "copy": copy_task, "synthetic": synthetic}
+AT_HAND: dict[str, Callable[..., Dataset]] = {
+    "digits": digits,
+    "copy": copy_task,
+    "recall": associative_recall,
+    "synthetic": synthetic,
+}
 
 
 def load(
@@ -40,6 +45,7 @@ def load(
                                                         downloaded to there and checked where missing
         "digits"                                        ships with the package
         "copy"       length= symbols= num_examples= seed=      the copy task
+        "recall"     pairs= keys= values= num_examples= seed=  associative recall
         "synthetic"  size= channels= num_examples= seed=       images to try a loop with
         a folder     size= channels= cache_dir=                images in any format that pillow reads
         a file                                                 a text, as bytes; .xz, .gz and .zip are unpacked

@@ -1,4 +1,4 @@
-"""Data that is drawn, not read: the copy task, and images to try a training loop with.
+"""Data that is drawn, not read: the copy task, associative recall, and images to try a training loop with.
 
 Axes:  N examples   T time   H height   W width   C channels
 """
@@ -27,6 +27,25 @@ def copy_task(split: str, *, length: int = 128, symbols: int = 10, num_examples:
     if symbols > 255:
         raise ValueError(f"symbols must be at most 255, so that they fit a byte with the separator, got {symbols}")
     return _draw_copies(length, symbols, num_examples, seed, split, epoch=0)
+
+
+def associative_recall(
+    split: str, *, pairs: int = 16, keys: int = 64, values: int = 64, num_examples: int = 6400, seed: int = 0
+) -> Dataset:
+    """k v k v … k v, then every key again in another order, each followed by the value that it had: length 4 · pairs.
+
+    The keys 0 … keys-1 of a sequence differ from each other, the values keys … keys+values-1 need not. The mask is True
+    on the values of the second half: they are known exactly to who has remembered all pairs, and guessing among the
+    values costs log₂ values bits. Each epoch of the training set is drawn anew; dev and test stay.
+    """
+    for name, value, least in (("pairs", pairs, 1), ("values", values, 2), ("num_examples", num_examples, 1)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if keys < pairs:
+        raise ValueError(f"the keys of a sequence differ, so keys must be at least pairs={pairs}, got {keys}")
+    if keys + values > 256:
+        raise ValueError(f"keys and values must fit a byte, at most 256 together, got {keys} + {values}")
+    return _draw_recall(pairs, keys, values, num_examples, seed, split, epoch=0)
 
 
 def synthetic(split: str, *, size: int = 28, channels: int = 1, num_examples: int = 1000, seed: int = 0) -> Dataset:
@@ -64,6 +83,26 @@ def _draw_copies(length: int, symbols: int, num_examples: int, seed: int, split:
         tokens,
         mask=second,
         num_values=symbols + 1,
+        licence=LICENCE,
+        redraw=redraw if split == "train" else None,
+    )
+
+
+def _draw_recall(pairs: int, keys: int, values: int, num_examples: int, seed: int, split: str, epoch: int) -> Dataset:
+    draw = _generator("recall", seed, split, epoch)
+    key = torch.rand(num_examples, keys, generator=draw).argsort(1)[:, :pairs]
+    value = torch.randint(keys, keys + values, (num_examples, pairs), generator=draw)
+    asked = torch.rand(num_examples, pairs, generator=draw).argsort(1)
+    halves = (torch.stack((key, value), 2), torch.stack((key.gather(1, asked), value.gather(1, asked)), 2))
+    mask = torch.arange(4 * pairs) % 2 == 1
+    mask[: 2 * pairs] = False
+    redraw = functools.partial(_draw_recall, pairs, keys, values, num_examples, seed, split)
+    return Dataset(
+        "recall",
+        split,
+        torch.cat(halves, 1).flatten(1).to(torch.uint8),
+        mask=mask.expand(num_examples, -1).clone(),
+        num_values=keys + values,
         licence=LICENCE,
         redraw=redraw if split == "train" else None,
     )
