@@ -256,6 +256,7 @@ def test_layers_say_what_they_can_be(unchecked):
         "width 13 does not divide into 4 heads": {"width": 13},
         "multiple of num_kv_heads 3": {"num_kv_heads": 3},
         "num_heads must be a positive integer, got 0": {"num_heads": 0},
+        "num_heads must be a positive integer, got True": {"num_heads": True},
         "chunk_length must be a positive integer, got 1.5": {"chunk_length": 1.5},
         "scale must be positive and finite, got -1": {"scale": -1.0},
         r"dropout must lie in \[0, 1\)": {"dropout": 1.0},
