@@ -48,6 +48,8 @@ def evaluate(
     if isinstance(model, SpeechModel):
         speech.judge(weights, model, record_of(weights), split, data, examples=examples, batch=batch, beam=beam)
         return
+    if beam:
+        raise ValueError("--beam is of speech models: leave it out")
     record = record_of(weights)
     dataset = training_data(record, split, data)
     found = run_evaluation(model, dataset, batch=batch, examples=examples, **_reading(record, window, dataset.kind))
