@@ -77,7 +77,8 @@ class Value:
     def consume(self) -> None:
         """Give the tensors away: whoever uses this value again is told so."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            self.__dict__.pop(field.name, None)
+            if field.name in self.__dict__:  # not __dict__.pop, which torch 2.11 cannot compile
+                delattr(self, field.name)
 
     def __getattr__(self, name: str) -> Any:
         names = {field.name for field in dataclasses.fields(self)}  # type: ignore[arg-type]

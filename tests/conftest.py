@@ -5,6 +5,7 @@ Run with OMP_NUM_THREADS=n for another number of threads than two, with JAXTYPIN
 """
 
 import os
+import signal
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic cuBLAS asks for it, before CUDA starts
 
@@ -15,6 +16,8 @@ import torch
 
 if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(2)  # the same sums everywhere, whatever the machine
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it puts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # here and in our own processes Ctrl-C is tested
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined: kernels run on the CPU
 

@@ -21,7 +21,7 @@ WIDTH = 12
 # Every kind of attention, and every option that changes what it computes.
 LINEAR: dict[str, dict[str, Any]] = {
     "linear": {},
-    "grouped": {"num_kv_heads": 1},
+    "grouped": {"num_kv_heads": 1, "scale": 0.3},
     "values": {"head_width": 6, "value_width": 5, "num_kv_heads": 2, "bias": False},
     "relu": {"feature_map": "squared_relu", "scale": 0.5},
     "favor": {"feature_map": "favor", "map_options": {"num_samples": 8}, "num_kv_heads": 2},
@@ -30,7 +30,7 @@ LINEAR: dict[str, dict[str, Any]] = {
     "identity": {"feature_map": "identity", "eps": 0.5},
     "unnormalised": {"normalize": False},
     "before": {"rotary": "before", "head_width": 4},
-    "after": {"rotary": "after", "num_kv_heads": 2, "head_width": 4, "value_width": 3},
+    "after": {"rotary": "after", "num_kv_heads": 2, "head_width": 4, "value_width": 3, "scale": 2.0},
     "after favor": {"rotary": "after", "feature_map": "favor", "scale": 0.5},
     "after relu": {"rotary": "after", "feature_map": "relu"},
     "after unnormalised": {"rotary": "after", "head_width": 4, "normalize": False},
@@ -160,7 +160,8 @@ def _weights(module: Attention, q: Array, k: Array, i: int, j: int) -> tuple[flo
         return weight, weight
     if module.rotary == "before":
         q, k = _turned(q, i), _turned(k, j)
-    phi_q, phi_k = _elu(q), _elu(k)
+    root = 1.0 if module.layer.scale is None else module.layer.scale**0.5
+    phi_q, phi_k = _elu(root * q), _elu(root * k)
     own = float(phi_q @ phi_k)
     return (float(_turned(phi_q, i) @ _turned(phi_k, j)), own) if module.rotary == "after" else (own, own)
 

@@ -217,6 +217,15 @@ def test_autocast_reads_and_steps(name):
         assert_close(pieces, whole[:, :20], 0.02)
 
 
+@pytest.mark.parametrize("name", ["linear", "softmax"])
+def test_autocast_leaves_float64_alone(name):
+    """Its products stay float64 under autocast, and so must what a state keeps of them."""
+    module, x = attention(name), tokens()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        pieces, _ = in_pieces(module, x, (10, 11), module.empty_state(2))
+    assert_close(pieces, module(x)[0].detach(), 1e-11)
+
+
 def test_errors_say_what_was_seen(unchecked):
     linear, cross, x = attention("linear"), made(Attention, layer_of(), cross=True), tokens()
     for match, call in {
@@ -247,6 +256,7 @@ def test_layers_say_what_they_can_be(unchecked):
         "width 13 does not divide into 4 heads": {"width": 13},
         "multiple of num_kv_heads 3": {"num_kv_heads": 3},
         "num_heads must be a positive integer, got 0": {"num_heads": 0},
+        "num_heads must be a positive integer, got True": {"num_heads": True},
         "chunk_length must be a positive integer, got 1.5": {"chunk_length": 1.5},
         "scale must be positive and finite, got -1": {"scale": -1.0},
         r"dropout must lie in \[0, 1\)": {"dropout": 1.0},

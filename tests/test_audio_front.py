@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linattn.audio import BadSound, FrontEnd, Resampler, SpecAugment, at_speed, fbank, resample
 from linattn.audio.fbank import FilterBank
-from linattn.audio.normalize import Running, by_utterance
+from linattn.audio.normalize import Running, by_utterance, scaled
 from linattn.audio.resample import filters
 
 RATIOS = [(44_100, 16_000), (48_000, 16_000), (8_000, 16_000), (9, 10), (11, 10), (16_001, 16_000)]
@@ -177,3 +177,24 @@ def test_augmentation_blanks_stripes_within_each_utterance():
     assert torch.equal(hidden, blanked), "nothing but stripes"
     assert torch.equal(got, made(x, lengths, torch.Generator().manual_seed(0)))
     assert not torch.equal(got[0], got[2]), "each row has stripes of its own"
+
+
+def test_stripes_have_every_width_at_every_place():
+    """One of 0 … 3 frames in 10: each width a quarter of the time, and wherever it fits."""
+    sizes, draw = torch.full((4000,), 10), torch.Generator().manual_seed(0)
+    hidden = SpecAugment._stripes(sizes, torch.full((4000,), 3), 1, 10, draw)
+    widths = hidden.sum(1)
+    assert (torch.bincount(widths, minlength=4) / 4000 - 0.25).abs().max() < 0.03  # 4 deviations
+    for width in (1, 2, 3):
+        starts = torch.bincount(hidden[widths == width].int().argmax(1), minlength=10)
+        expected = (widths == width).sum() / (11 - width)
+        assert (starts[: 11 - width] - expected).abs().max() < 5 * expected**0.5 and starts[11 - width :].sum() == 0
+
+
+def test_a_bin_without_sound_is_not_blown_up():
+    """Its spread counts as a tenth at least; and rounding may make a variance of equal frames negative."""
+    x = torch.tensor([[1.0], [1.02]])
+    assert torch.allclose(scaled(x, torch.tensor([1.0]), torch.tensor([0.01])), (x - 1) / 0.1)
+    levels = torch.linspace(0.1, 30, 200)
+    running = Running(levels, torch.zeros(200), prior=1, horizon=20)
+    assert running.push(levels.expand(300, -1)).abs().max() < 1e-4

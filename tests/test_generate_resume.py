@@ -110,6 +110,15 @@ def test_stopped_rows_stay_stopped(cache):
     assert [len(row) for row in on.values] == [len(row) for row in whole.values]
 
 
+def test_a_prompt_that_ends_in_a_stop_value_has_not_met_it():
+    """Not even where its row is complete, while others beside it go on."""
+    model = language_model()
+    together = generate(model, [[3, 5], [8]], length=2, seed=8, stop=(5,))
+    on = generate(model, snapshot=together.snapshot, length=4)
+    assert torch.equal(on.values[0], generate(model, [[3, 5]], length=4, seed=8, stop=(5,)).values[0])
+    assert len(on.values[0]) > 2
+
+
 def test_options_change_when_they_are_given():
     model = language_model()
     half = generate(model, [[3]], length=8, seed=1, temperature=0.5, stop=(4,)).snapshot

@@ -18,7 +18,7 @@ OPTIONS: dict[str, dict] = {
     "row_column_channel": {"rows": 4, "columns": 5, "channels": 3},
 }
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
-FAR = [0, 1, 2, 3071, 999_983, 9_999_991, 10**7, -5]
+FAR = [0, 1, 2, 3071, 999_983, 9_999_991, 2**24 + 1, -5]  # the last but one is no float32
 
 
 def made(name: str, width: int = 16):
@@ -130,6 +130,7 @@ def test_learned_positions_look_up_their_own_row():
     x, positions = torch.zeros(2, 3, 16), torch.tensor([[0, 5, 59], [7, 7, 1]])
     y = module(x, positions)
     assert torch.equal(y, module.table.weight[positions])
+    assert 0.015 < module.table.weight.std() < 0.025  # 960 numbers; values are N(0, 1), and first of all heard
     y.sum().backward()
     uses = torch.bincount(positions.flatten(), minlength=60)
     assert module.table.weight.grad is not None
@@ -162,6 +163,13 @@ def test_rotary_against_complex_numbers(base, width):
     for dtype in (torch.float32, torch.bfloat16):
         narrow = rotary(x.to(dtype), torch.tensor(FAR), base=base, width=width)
         assert_as_accurate(narrow, expected, expected.to(dtype), factor=4)
+
+
+def test_rotary_in_bfloat16_rounds_once():
+    x = tokens(2, len(FAR), 24, torch.bfloat16).unflatten(-1, (3, 8))
+    exact = rotary(x.double(), torch.tensor(FAR))
+    error = (rotary(x, torch.tensor(FAR)).double() - exact).abs()
+    assert (error <= 1.001 * 2.0**-9 * 2 * exact.abs() + 1e-6).all()  # half the spacing of 8 bits
 
 
 def test_a_rotary_step_equals_the_parallel_form():

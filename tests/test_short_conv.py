@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import nn_cases
 import pytest
 import torch
 from torch import Tensor
@@ -62,6 +63,29 @@ def test_rows_of_different_lengths_go_on_each_from_its_own_end(form):
         alone, own = stack(x[b : b + 1, :n], stack.empty_state(1))
         assert torch.allclose(got[b, :n], alone[0], rtol=0, atol=1e-12)
         assert torch.allclose(after[b], stack(tokens(time=2)[b : b + 1], own)[0][0], rtol=0, atol=1e-12)
+
+
+def test_no_token_leaves_all_as_it_was():
+    conv, x = made(3), tokens()
+    _, before = conv(x, conv.empty_state(3))
+    nothing, after = conv(x[:, :0], before)
+    assert nothing.shape == (3, 0, 6) and torch.equal(after, before)
+
+
+def test_a_state_keeps_no_more_than_it_needs():
+    """As a view of what was read it would hold a whole prompt in memory."""
+    conv, x = made(4), tokens()
+    _, state = conv(x, conv.empty_state(3))
+    assert state.untyped_storage().nbytes() == state.numel() * 8
+
+
+def test_padding_does_not_look_back_into_a_row():
+    """A centred convolution sees the tokens behind a row's end, and there a norm's bias is no zero any more."""
+    stack = nn_cases.made(Stack, Layer(width=6, num_heads=2, conv=4, causal=False, norm_first=True), depth=2)
+    x, lengths = tokens(), [7, 2, 11]
+    got, _ = stack(x, lengths=lengths)
+    for b, n in enumerate(lengths):
+        assert torch.allclose(got[b, :n], stack(x[b : b + 1, :n])[0][0], rtol=0, atol=1e-12)
 
 
 def test_a_layer_says_what_is_wrong():

@@ -14,6 +14,8 @@ from linattn.audio import FrontEnd
 from linattn.models import SpeechConfig, SpeechModel, build, preset
 from linattn.models.files import from_json, to_json
 from linattn.nn import Layer
+from linattn.nn.recurrent import Recurrent
+from linattn.nn.subsample import Subsample
 
 BODIES: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -49,6 +51,44 @@ def test_streamed_is_whole(body, subsample, position):
             parts.append(log_probs)
         assert torch.allclose(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
         assert state.seen.tolist() == [45, 45]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("time", [1, 2, 7, 8])
+def test_subsampling_against_its_definition(causal, time):
+    torch.manual_seed(0)
+    subsample, x = Subsample(7, 4, 2, causal=causal).double(), frames(2, time)
+    conv = subsample.stages[0]
+    assert isinstance(conv, torch.nn.Conv1d) and conv.bias is not None
+    first = -2 if causal else -1
+    expected = torch.zeros(2, -(-time // 2), 4, dtype=torch.float64)
+    for u in range(expected.shape[1]):
+        expected[:, u] = conv.bias
+        for j in range(3):
+            if 0 <= 2 * u + first + j < time:
+                expected[:, u] += x[:, 2 * u + first + j] @ conv.weight[..., j].T
+    assert (expected < 0).any(), "nothing to clip"
+    assert torch.allclose(subsample(x)[0], expected.relu(), rtol=0, atol=1e-12)
+
+
+def test_a_state_keeps_no_more_frames_than_it_needs():
+    """As views of what was read they would hold a whole utterance in memory."""
+    subsample = Subsample(7, 4, 4).double()
+    _, pending = subsample(frames(2, 45), subsample.empty_state(2))
+    assert pending is not None
+    assert all(x.untyped_storage().nbytes() == x.numel() * 8 for x in pending)
+
+
+def test_dropout_is_between_the_layers_of_an_lstm():
+    made_with = {depth: Recurrent(8, depth, causal=True, dropout=0.3).layers.dropout for depth in (1, 2)}
+    assert made_with == {1: 0.0, 2: 0.3}
+
+
+def test_an_empty_row_beside_others():
+    """Of an LSTM that reads both ways, whose rows are packed."""
+    model, x = made(causal=False, body="lstm"), frames(2)
+    together, _ = model(x, lengths=[30, 0])
+    assert torch.allclose(together[:1, :30], model(x[:1, :30])[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("body", [*BODIES, "both ways", "lstm both ways"])
@@ -131,6 +171,10 @@ LAYER = Layer(width=8, num_heads=2)
         (
             lambda: made(subsample=2)(frames(), made(subsample=2).empty_state(1), lengths=[3]),
             "rows of different lengths cannot go on from a state where 2 frames become one",
+        ),
+        (
+            lambda: made(body="lstm")(frames(), made(body="lstm").empty_state(1), lengths=[3]),
+            "rows of different lengths cannot go on from a state: give them one by one",
         ),
     ],
 )

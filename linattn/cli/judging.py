@@ -89,6 +89,8 @@ def judge(
     """Print, and return, how good a model is on a split."""
     if isinstance(model, SpeechModel):
         return speech.judge(model, record, split, data, examples=examples, batch=batch, beam=beam)
+    if beam:
+        raise ValueError("--beam is of speech models: leave it out")
     dataset = training_data(record, split, data)
     found = run_evaluation(model, dataset, batch=batch, examples=examples, **_reading(record, window, dataset.kind))
     unit = "bits/dim" if isinstance(model, ImageModel) else "bits/value"

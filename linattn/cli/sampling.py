@@ -9,14 +9,13 @@ import torch
 from linattn._typing import Tensor
 from linattn.generate import generate
 from linattn.models import ImageModel, LanguageModel, Model, SequenceModel, load
+from linattn.train.setup import choose_device
 
 BYTES = 256  # the vocabulary of text; any other is shown as numbers
 
 
 def load_model(name: str, device: str) -> Model:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load(name, device)
+    return load(name, choose_device(device))
 
 
 def samples(model: SequenceModel, count: int, seed: int) -> Tensor | list[str]:

@@ -71,6 +71,8 @@ def first(dataset: Dataset, examples: int | None, window: int | None) -> Dataset
     """The first examples of a dataset, None: all."""
     if examples is None:
         return dataset
+    if examples < 1:
+        raise ValueError(f"examples must be at least 1, or none for all, got {examples}")
     end = examples if window is None else examples * window + 1
     kept = {name: getattr(dataset, name) for name in ("data", "labels", "mask")}
     kept = {name: None if x is None else x[:end] for name, x in kept.items()}
