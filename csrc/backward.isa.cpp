@@ -21,6 +21,7 @@ namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
+constexpr int CHUNK = 64;               // tokens: measured, docs/decisions.md
 constexpr int64_t CACHED = 64 * 1024;  // numbers: the sums of one segment's chunks, a quarter of a megabyte
 constexpr int64_t MOST_CHUNKS = 32;
 
@@ -234,7 +235,7 @@ struct Head {
     }
 
     void mean_part(const Part& part) {
-        if (centered) add_values(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts));
+        if (centered) add_values(cut(s.keys, part.number, part.parts, CHUNK), cut(s.keys, part.number + 1, part.parts, CHUNK));
         memcpy(shared->means + part.number * w.Mp, m.center, w.Mp * sizeof(float));
     }
 
@@ -252,12 +253,12 @@ struct Head {
             store_end(part.parts);
         }
         clear(to.S, m.border);
-        sum_keys(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts), to);
+        sum_keys(cut(s.keys, part.number, part.parts, CHUNK), cut(s.keys, part.number + 1, part.parts, CHUNK), to);
     }
 
     void full_queries(const Part& part) {
         clear_gradients();
-        ask(cut(s.queries, part.number, part.parts), cut(s.queries, part.number + 1, part.parts),
+        ask(cut(s.queries, part.number, part.parts, CHUNK), cut(s.queries, part.number + 1, part.parts, CHUNK),
             m.border_before(part.parts, w));
         store_end(part.number);
     }
@@ -265,7 +266,7 @@ struct Head {
     void full_keys(const Part& part) {
         join_means(part.parts);
         load_end(0);
-        answer(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts));
+        answer(cut(s.keys, part.number, part.parts, CHUNK), cut(s.keys, part.number + 1, part.parts, CHUNK));
         recount(-1);
         if (part.number == 0 && c.dkv) store_gradients();
     }
@@ -357,7 +358,7 @@ struct Head {
             pack_queries(t, n, h);
             product({n, n, m.table, CHUNK, {m.q, w.Dp, 1}, m.k_transposed, CHUNK, w.D, TABLE});
             for (int i = 0; i < n; i++) {
-                const float den = keep_past(m.table + i * CHUNK, i, reach(i, columns));
+                const float den = sum(keep_past(m.table + i * CHUNK, i, reach(i, columns)));
                 if (c.normalize) divide(i, den + (earlier ? dot(m.q + i * w.Dp, z, w.Dp) : 0.0f));
             }
             product({n, n, m.dtable, CHUNK, {m.g, w.Mp, 1}, m.v_transposed, CHUNK, w.M, TABLE});
@@ -392,11 +393,6 @@ struct Head {
         product(dk);
         product(dv);
         if (first && c.normalize) add_to_rows(m.dk, w.Dp, n, m.dz);
-    }
-
-    static int reach(int i, int columns) {
-        const int needed = static_cast<int>(round_up(i + 8, LANES));
-        return needed < columns ? needed : columns;
     }
 
     // Row i of g becomes dout / den.
@@ -595,7 +591,7 @@ struct Head {
         const Rows dk = rows_in(c.dk, c.narrow_features, c.U, c.K, c.D, s.row, s.k_begin + t, head);
         pack.through_map(dk, k, n, w.D, float(c.root_scale), m.k, m.dk, w.Dp);
         const Rows dv = rows_in(c.dv, c.narrow_values, c.U, c.K, c.M, s.row, s.k_begin + t, head);
-        pack.unpack(dv, n, w.M, m.dv, w.Mp, nullptr);
+        pack.unpack(dv, n, w.M, m.dv, w.Mp);
     }
 
     void load_state(const Border& to) const {
