@@ -21,7 +21,7 @@ namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
-constexpr int CHUNK = 64;               // tokens: measured, docs/decisions.md
+constexpr int CHUNK = 64;              // tokens: measured, docs/decisions.md
 constexpr int64_t CACHED = 64 * 1024;  // numbers: the sums of one segment's chunks, a quarter of a megabyte
 constexpr int64_t MOST_CHUNKS = 32;
 
@@ -143,6 +143,11 @@ struct Head {
 
     // Parts
 
+    // Where a part begins, or one that is `later`.
+    static int64_t first_token(int64_t tokens, const Part& part, int64_t later = 0) {
+        return cut(tokens, part.number + later, part.parts, CHUNK);
+    }
+
     void run_part(const Part& part, const Shared& of_parts) {
         shared = &of_parts;
         m.cut(shared->borders, shared->chunks);
@@ -235,7 +240,7 @@ struct Head {
     }
 
     void mean_part(const Part& part) {
-        if (centered) add_values(cut(s.keys, part.number, part.parts, CHUNK), cut(s.keys, part.number + 1, part.parts, CHUNK));
+        if (centered) add_values(first_token(s.keys, part), first_token(s.keys, part, 1));
         memcpy(shared->means + part.number * w.Mp, m.center, w.Mp * sizeof(float));
     }
 
@@ -253,12 +258,12 @@ struct Head {
             store_end(part.parts);
         }
         clear(to.S, m.border);
-        sum_keys(cut(s.keys, part.number, part.parts, CHUNK), cut(s.keys, part.number + 1, part.parts, CHUNK), to);
+        sum_keys(first_token(s.keys, part), first_token(s.keys, part, 1), to);
     }
 
     void full_queries(const Part& part) {
         clear_gradients();
-        ask(cut(s.queries, part.number, part.parts, CHUNK), cut(s.queries, part.number + 1, part.parts, CHUNK),
+        ask(first_token(s.queries, part), first_token(s.queries, part, 1),
             m.border_before(part.parts, w));
         store_end(part.number);
     }
@@ -266,7 +271,7 @@ struct Head {
     void full_keys(const Part& part) {
         join_means(part.parts);
         load_end(0);
-        answer(cut(s.keys, part.number, part.parts, CHUNK), cut(s.keys, part.number + 1, part.parts, CHUNK));
+        answer(first_token(s.keys, part), first_token(s.keys, part, 1));
         recount(-1);
         if (part.number == 0 && c.dkv) store_gradients();
     }

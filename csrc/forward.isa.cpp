@@ -17,7 +17,7 @@ namespace {
 
 // Tokens: measured, docs/decisions.md.
 constexpr int CHUNK = LANES == 16 ? 32 : 64;
-constexpr int64_t LARGE = int64_t(24) << 20;  // bytes of an output that does not stay in the last cache
+constexpr int64_t LARGE = int64_t(16) << 20;  // bytes of an output that hardly stays in a last cache
 
 struct Memory {
     float *q, *k, *k_transposed, *v, *table, *out, *factors;

@@ -10,21 +10,19 @@ namespace LINATTN_ISA {
 
 constexpr float MAX_EXPONENT = 20.0f;  // features/base.py: exp is bounded there, so that sums stay within fp32
 
-template <int MAP>
-LINATTN_INLINE vec feature(vec x) {
-    const vec nothing = zero(), one = splat(1.0f);
+// V is vec, or several of them.
+template <int MAP, class V>
+LINATTN_INLINE V feature(V x) {
+    const vec nothing = zero();
     if (MAP == LINATTN_ELU) return exp_bounded(smallest(x, nothing)) + largest(x, nothing);
     if (MAP == LINATTN_RELU) return largest(x, nothing);
     if (MAP == LINATTN_SQUARED_RELU) {
-        const vec kept = largest(x, nothing);
+        const V kept = largest(x, nothing);
         return kept * kept;
     }
-    if (MAP == LINATTN_SOFTPLUS) {  // max(x, 0) + log(1 + exp(-|x|)): nothing overflows, nothing cancels
-        const vec size = x < nothing ? -x : x;
-        return largest(x, nothing) + log_one_plus(exp_bounded(-size));
-    }
+    // max(x, 0) + log(1 + exp(-|x|)): nothing overflows, nothing cancels
+    if (MAP == LINATTN_SOFTPLUS) return largest(x, nothing) + log_one_plus(exp_bounded(smallest(x, x * splat(-1.0f))));
     if (MAP == LINATTN_EXP) return exp_bounded(smallest(x, splat(MAX_EXPONENT)));
-    (void)one;
     return x;
 }
 

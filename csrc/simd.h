@@ -147,42 +147,72 @@ LINATTN_INLINE float sum(vec x) {
     return each[0];
 }
 
+// x · 2^n, where n stands in the low bits of `shifted`; both x and the result are normal numbers.
+LINATTN_INLINE vec times_power(vec x, vec shifted) { return (vec)((uvec)x + ((uvec)shifted << 23)); }
+
 constexpr float LOWEST_EXPONENT = -87.3365f;  // features/base.py: exp of it is just above the smallest normal number
 constexpr float HIGHEST_EXPONENT = 88.0f;
 
+// Several vectors in step: the steps of one wait for each other, those of the others do not. What is written for `vec`
+// below is for both.
+template <int K>
+struct Vecs {
+    vec at[K];
+};
+
+#define LINATTN_IN_STEP(name, operation)                              \
+    template <int K>                                                  \
+    LINATTN_INLINE Vecs<K> name(const Vecs<K>& x, const Vecs<K>& y) { \
+        Vecs<K> made;                                                 \
+        for (int k = 0; k < K; k++) made.at[k] = operation;           \
+        return made;                                                  \
+    }                                                                 \
+    template <int K>                                                  \
+    LINATTN_INLINE Vecs<K> name(const Vecs<K>& x, vec of_all) {       \
+        Vecs<K> y;                                                    \
+        for (int k = 0; k < K; k++) y.at[k] = of_all;                 \
+        return name(x, y);                                            \
+    }
+LINATTN_IN_STEP(operator+, x.at[k] + y.at[k])
+LINATTN_IN_STEP(operator-, x.at[k] - y.at[k])
+LINATTN_IN_STEP(operator*, x.at[k] * y.at[k])
+LINATTN_IN_STEP(operator/, x.at[k] / y.at[k])
+LINATTN_IN_STEP(largest, largest(x.at[k], y.at[k]))
+LINATTN_IN_STEP(smallest, smallest(x.at[k], y.at[k]))
+LINATTN_IN_STEP(times_power, times_power(x.at[k], y.at[k]))
+#undef LINATTN_IN_STEP
+
 // exp(x) for x <= HIGHEST_EXPONENT, relative error below 2e-7; x is held above LOWEST_EXPONENT, NaN stays.
-// x = n ln 2 + r, |r| <= ln 2 / 2, the polynomial of degree 5 in r with the smallest relative error (1.05e-7), and n
-// added to the exponent's bits.
-LINATTN_INLINE vec exp_bounded(vec x) {
+// x = n ln 2 + r, |r| <= ln 2 / 2, and the polynomial of degree 5 in r with the smallest relative error (1.05e-7).
+template <class V>
+LINATTN_INLINE V exp_bounded(V x) {
     x = largest(x, splat(LOWEST_EXPONENT));
-    // 1.5 · 2^23: adding it rounds to an integer, which stands in the low bits; and 127 is the exponent of 1
-    const vec shift = splat(12582912.0f + 127);
-    const vec shifted = x * splat(1.44269504f) + shift;
-    const vec n = shifted - shift;
-    const vec r = n * splat(-1.42860677e-6f) + (n * splat(-0.693145752f) + x);
-    vec p = splat(8.312501013e-3f);
-    p = p * r + splat(4.189033061e-2f);
+    const vec shift = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer, which stands in the low bits
+    const V shifted = x * splat(1.44269504f) + shift;
+    const V n = shifted - shift;
+    const V r = n * splat(-1.42860677e-6f) + (n * splat(-0.693145752f) + x);
+    V p = r * splat(8.312501013e-3f) + splat(4.189033061e-2f);
     p = p * r + splat(1.666711569e-1f);
     p = p * r + splat(0.499992311f);
-    p = (p * r) * r + r;  // the small part by itself: 1 is added last
-    const vec power = (vec)((uvec)shifted << 23);
-    return p * power + power;
+    p = p * r + splat(1.0f);
+    p = p * r + splat(1.0f);
+    return times_power(p, shifted);
 }
 
 // The same for all x.
 LINATTN_INLINE vec exp(vec x) { return exp_bounded(smallest(x, splat(HIGHEST_EXPONENT))); }
 
 // log(1 + x) for 0 <= x <= 1, relative error below 3e-7: 2 atanh(s), s = x / (2 + x) <= 1/3.
-LINATTN_INLINE vec log_one_plus(vec x) {
-    const vec s = x / (splat(2.0f) + x), s2 = s * s;
-    vec p = splat(1.0f / 15);
-    p = p * s2 + splat(1.0f / 13);
+template <class V>
+LINATTN_INLINE V log_one_plus(V x) {
+    const V s = x / (x + splat(2.0f)), s2 = s * s;
+    V p = s2 * splat(1.0f / 15) + splat(1.0f / 13);
     p = p * s2 + splat(1.0f / 11);
     p = p * s2 + splat(1.0f / 9);
     p = p * s2 + splat(1.0f / 7);
     p = p * s2 + splat(1.0f / 5);
     p = p * s2 + splat(1.0f / 3);
-    return splat(2.0f) * ((p * s2) * s + s);
+    return ((p * s2) * s + s) * splat(2.0f);
 }
 
 // shuffles

@@ -33,9 +33,14 @@ LINATTN_INLINE void add_pairs(float* high, float* low, const float* more, const 
 // to[i] += the sum of n rows of `width` numbers (a multiple of LANES).
 LINATTN_INLINE void add_rows(float* to, const float* rows, int64_t row, int n, int64_t width) {
     for (int64_t w = 0; w < width; w += LANES) {
-        vec total = zero();
-        for (int i = 0; i < n; i++) total += load(rows + i * row + w);
-        store(to + w, load(to + w) + total);
+        vec even = zero(), odd = zero();  // two sums: each addition waits for the one before
+        int i = 0;
+        for (; i + 2 <= n; i += 2) {
+            even += load(rows + i * row + w);
+            odd += load(rows + (i + 1) * row + w);
+        }
+        if (i < n) even += load(rows + i * row + w);
+        store(to + w, load(to + w) + (even + odd));
     }
 }
 

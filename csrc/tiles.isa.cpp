@@ -6,13 +6,24 @@ namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
+// `AT_ONCE` vectors from x on, with the map.
+template <int MAP, int AT_ONCE, class T>
+LINATTN_INLINE void pack_some(const T* x, vec factor, float* tile) {
+    Vecs<AT_ONCE> some;
+    for (int k = 0; k < AT_ONCE; k++) some.at[k] = factor * load(x + k * LANES);
+    some = feature<MAP>(some);
+    for (int k = 0; k < AT_ONCE; k++) store(tile + k * LANES, some.at[k]);
+}
+
 template <class T, int MAP>
 LINATTN_INLINE void pack(Rows x, int n, int width, float root_scale, float* tile, int64_t row) {
     const int whole = width / LANES * LANES, left = width - whole;
     const vec factor = splat(root_scale);
     for (int i = 0; i < n; i++, tile += row) {
         const T* in = static_cast<const T*>(x.at) + i * x.stride;
-        for (int w = 0; w < whole; w += LANES) store(tile + w, feature<MAP>(factor * load(in + w)));
+        int w = 0;
+        for (; w + 4 * LANES <= whole; w += 4 * LANES) pack_some<MAP, 4>(in + w, factor, tile + w);
+        for (; w < whole; w += LANES) pack_some<MAP, 1>(in + w, factor, tile + w);
         // f(0) need not be 0
         if (left) store(tile + whole, keep_first(feature<MAP>(factor * load(in + whole, left)), left));
     }
