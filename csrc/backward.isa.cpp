@@ -330,7 +330,8 @@ struct Head {
         const Border before = m.border_before(number, w);
         const int64_t begin = number * m.segment, end = segment_end(number);
         if (centered) find_center(before, begin, end);
-        count_from_center(before, m.starts);
+        if (number || c.kv) count_from_center(before, m.starts);
+        else clear(m.starts, m.transposed);
         memcpy(m.starts_z, before.z, w.Dp * sizeof(float));
         recount(1);
         int64_t chunk = 0;
@@ -356,7 +357,7 @@ struct Head {
         if (shared) share_key_gradients(t);
         transpose_tile(m.k, w.Dp, n, w.D, m.k_transposed, CHUNK);
         transpose_tile(m.v, w.Mp, n, w.M, m.v_transposed, CHUNK);
-        transpose_tile(m.dS, w.Mp, w.D, w.M, m.dS_transposed, w.Dp);
+        if (later) transpose_tile(m.dS, w.Mp, w.D, w.M, m.dS_transposed, w.Dp);
         const int columns = static_cast<int>(round_up(n, LANES));
         for (int64_t g = 0; g < groups; g++) {
             const int64_t h = head * groups + g;
@@ -374,7 +375,7 @@ struct Head {
             product(dq);
             store_query_gradients(t, n, h);
             keys_and_values(n, g == 0);
-            add_to_later(n);
+            if (t || c.dkv || shared) add_to_later(n);  // else nobody asks what came before the first chunk
         }
         if (!shared) store_key_gradients(t, n);
     }
