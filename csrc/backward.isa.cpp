@@ -21,6 +21,7 @@ namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
+constexpr int CHUNK = 64;              // tokens: measured, docs/decisions.md
 constexpr int64_t CACHED = 64 * 1024;  // numbers: the sums of one segment's chunks, a quarter of a megabyte
 constexpr int64_t MOST_CHUNKS = 32;
 
@@ -142,6 +143,11 @@ struct Head {
 
     // Parts
 
+    // Where a part begins, or one that is `later`.
+    static int64_t first_token(int64_t tokens, const Part& part, int64_t later = 0) {
+        return cut(tokens, part.number + later, part.parts, CHUNK);
+    }
+
     void run_part(const Part& part, const Shared& of_parts) {
         shared = &of_parts;
         m.cut(shared->borders, shared->chunks);
@@ -234,7 +240,7 @@ struct Head {
     }
 
     void mean_part(const Part& part) {
-        if (centered) add_values(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts));
+        if (centered) add_values(first_token(s.keys, part), first_token(s.keys, part, 1));
         memcpy(shared->means + part.number * w.Mp, m.center, w.Mp * sizeof(float));
     }
 
@@ -252,12 +258,12 @@ struct Head {
             store_end(part.parts);
         }
         clear(to.S, m.border);
-        sum_keys(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts), to);
+        sum_keys(first_token(s.keys, part), first_token(s.keys, part, 1), to);
     }
 
     void full_queries(const Part& part) {
         clear_gradients();
-        ask(cut(s.queries, part.number, part.parts), cut(s.queries, part.number + 1, part.parts),
+        ask(first_token(s.queries, part), first_token(s.queries, part, 1),
             m.border_before(part.parts, w));
         store_end(part.number);
     }
@@ -265,7 +271,7 @@ struct Head {
     void full_keys(const Part& part) {
         join_means(part.parts);
         load_end(0);
-        answer(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts));
+        answer(first_token(s.keys, part), first_token(s.keys, part, 1));
         recount(-1);
         if (part.number == 0 && c.dkv) store_gradients();
     }
@@ -324,7 +330,8 @@ struct Head {
         const Border before = m.border_before(number, w);
         const int64_t begin = number * m.segment, end = segment_end(number);
         if (centered) find_center(before, begin, end);
-        count_from_center(before, m.starts);
+        if (number || c.kv) count_from_center(before, m.starts);
+        else clear(m.starts, m.transposed);
         memcpy(m.starts_z, before.z, w.Dp * sizeof(float));
         recount(1);
         int64_t chunk = 0;
@@ -350,14 +357,14 @@ struct Head {
         if (shared) share_key_gradients(t);
         transpose_tile(m.k, w.Dp, n, w.D, m.k_transposed, CHUNK);
         transpose_tile(m.v, w.Mp, n, w.M, m.v_transposed, CHUNK);
-        transpose_tile(m.dS, w.Mp, w.D, w.M, m.dS_transposed, w.Dp);
+        if (later) transpose_tile(m.dS, w.Mp, w.D, w.M, m.dS_transposed, w.Dp);
         const int columns = static_cast<int>(round_up(n, LANES));
         for (int64_t g = 0; g < groups; g++) {
             const int64_t h = head * groups + g;
             pack_queries(t, n, h);
             product({n, n, m.table, CHUNK, {m.q, w.Dp, 1}, m.k_transposed, CHUNK, w.D, TABLE});
             for (int i = 0; i < n; i++) {
-                const float den = keep_past(m.table + i * CHUNK, i, reach(i, columns));
+                const float den = sum(keep_past(m.table + i * CHUNK, i, reach(i, columns)));
                 if (c.normalize) divide(i, den + (earlier ? dot(m.q + i * w.Dp, z, w.Dp) : 0.0f));
             }
             product({n, n, m.dtable, CHUNK, {m.g, w.Mp, 1}, m.v_transposed, CHUNK, w.M, TABLE});
@@ -368,7 +375,7 @@ struct Head {
             product(dq);
             store_query_gradients(t, n, h);
             keys_and_values(n, g == 0);
-            add_to_later(n);
+            if (t || c.dkv || shared) add_to_later(n);  // else nobody asks what came before the first chunk
         }
         if (!shared) store_key_gradients(t, n);
     }
@@ -392,11 +399,6 @@ struct Head {
         product(dk);
         product(dv);
         if (first && c.normalize) add_to_rows(m.dk, w.Dp, n, m.dz);
-    }
-
-    static int reach(int i, int columns) {
-        const int needed = static_cast<int>(round_up(i + 8, LANES));
-        return needed < columns ? needed : columns;
     }
 
     // Row i of g becomes dout / den.
@@ -595,7 +597,7 @@ struct Head {
         const Rows dk = rows_in(c.dk, c.narrow_features, c.U, c.K, c.D, s.row, s.k_begin + t, head);
         pack.through_map(dk, k, n, w.D, float(c.root_scale), m.k, m.dk, w.Dp);
         const Rows dv = rows_in(c.dv, c.narrow_values, c.U, c.K, c.M, s.row, s.k_begin + t, head);
-        pack.unpack(dv, n, w.M, m.dv, w.Mp, nullptr);
+        pack.unpack(dv, n, w.M, m.dv, w.Mp);
     }
 
     void load_state(const Border& to) const {

@@ -11,8 +11,6 @@
 namespace linattn {
 namespace LINATTN_ISA {
 
-constexpr int CHUNK = 64;  // tokens: measured, docs/decisions.md
-
 // Hands out parts of the scratch memory, each beginning on a cache line.
 struct Arena {
     float* next;
@@ -35,8 +33,8 @@ struct Widths {
 LINATTN_INLINE int64_t share(int64_t n, int64_t part, int64_t parts) { return n * part / parts; }
 
 // The same of `tokens`, in whole chunks.
-LINATTN_INLINE int64_t cut(int64_t tokens, int64_t part, int64_t parts) {
-    const int64_t at = share((tokens + CHUNK - 1) / CHUNK, part, parts) * CHUNK;
+LINATTN_INLINE int64_t cut(int64_t tokens, int64_t part, int64_t parts, int64_t chunk) {
+    const int64_t at = share((tokens + chunk - 1) / chunk, part, parts) * chunk;
     return at < tokens ? at : tokens;
 }
 
@@ -65,9 +63,18 @@ LINATTN_INLINE float inverse_of(const linattn_attention& c, float den, bool* fol
     return den == 0 ? 0.0f : 1.0f / den;
 }
 
-// Zeroes what a causal table must not hold, row i beyond column i, up to the end of the block that a product reads, and
-// returns each row's sum.
-LINATTN_INLINE float keep_past(float* row, int i, int columns) {
+// The same for rows at once.
+LINATTN_INLINE vec inverse_of(const linattn_attention& c, vec den) {
+    if (c.eps >= 0) {
+        const vec least = splat(static_cast<float>(c.eps)), size = den < zero() ? -den : den;
+        den = size < least ? (den < zero() ? -least : least) : den;
+    }
+    return den == zero() ? zero() : splat(1.0f) / den;
+}
+
+// Zeroes what a causal table must not hold, row i beyond column i, up to the end of the block that a product reads; the
+// numbers of what is returned add up to the row's sum.
+LINATTN_INLINE vec keep_past(float* row, int i, int columns) {
     vec total = zero();
     for (int j = 0; j < columns; j += LANES) {
         vec x = load(row + j);
@@ -77,7 +84,7 @@ LINATTN_INLINE float keep_past(float* row, int i, int columns) {
         }
         total += x;
     }
-    return sum(total);
+    return total;
 }
 
 }  // namespace LINATTN_ISA

@@ -15,9 +15,13 @@ namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
+// Tokens: measured, docs/decisions.md.
+constexpr int CHUNK = LANES == 16 ? 32 : 64;
+constexpr int64_t LARGE = int64_t(16) << 20;  // bytes of an output that hardly stays in a last cache
+
 struct Memory {
     float *q, *k, *k_transposed, *v, *table, *out, *factors;
-    float *S, *S_low, *added, *z, *z_low, *z_added;
+    float *S, *S_low, *z, *z_low, *z_added;
 
     Memory(const Widths& w, float* scratch) {
         Arena arena = {scratch};
@@ -27,10 +31,9 @@ struct Memory {
         v = arena.take(CHUNK * w.Mp);
         table = arena.take(CHUNK * CHUNK);
         out = arena.take(CHUNK * w.Mp);
-        factors = arena.take(CHUNK);
+        factors = arena.take(round_up(CHUNK, LANES));
         S = arena.take(w.sums());
         S_low = arena.take(w.sums());
-        added = arena.take(w.sums());
         z = arena.take(w.Dp);
         z_low = arena.take(w.Dp);
         z_added = arena.take(w.Dp);
@@ -63,11 +66,19 @@ struct Head {
     const Packing pack;
     Memory m;
     int64_t head, groups;
-    bool empty;  // nothing has been summed
+    bool empty;        // nothing has been summed
+    bool direct;       // outputs go from the registers to their place
+    bool past_caches;  // and from there to the memory
 
     Head(const linattn_attention& call, const Sequence& sequence, int kv_head, float* scratch)
         : c(call), s(sequence), w(call), pack(packing(call)), m(w, scratch), head(kv_head), groups(call.H / call.K),
-          empty(true) {}
+          empty(true), direct(!call.narrow_values && w.M == w.Mp),
+          past_caches(CAN_STORE_PAST_CACHES && direct && reinterpret_cast<uintptr_t>(call.out) % 64 == 0 &&
+                      call.B * call.T * call.H * call.M * int64_t(sizeof(float)) >= LARGE) {}
+
+    ~Head() {
+        if (past_caches) all_stored();
+    }
 
     void run() {
         load_state();
@@ -91,7 +102,7 @@ struct Head {
     void sum_part(const Part& part, const Borders& borders) {
         if (part.number == 0) load_state();
         else clear_sums();
-        if (!c.causal) sum_keys(cut(s.keys, part.number, part.parts), cut(s.keys, part.number + 1, part.parts));
+        if (!c.causal) sum_keys(cut(s.keys, part.number, part.parts, CHUNK), cut(s.keys, part.number + 1, part.parts, CHUNK));
         else if (part.number == 0) causal(0, causal_cut(1, part.parts), true);
         else sum_keys(causal_cut(part.number, part.parts), causal_cut(part.number + 1, part.parts));
         float* sums[4];
@@ -121,7 +132,7 @@ struct Head {
 
     void full_part(const Part& part, const Borders& borders) {
         load_border(part.parts, borders);
-        full(cut(s.queries, part.number, part.parts), cut(s.queries, part.number + 1, part.parts));
+        full(cut(s.queries, part.number, part.parts, CHUNK), cut(s.queries, part.number + 1, part.parts, CHUNK));
         if (part.number == 0 && c.kv_out) store_state();
     }
 
@@ -143,7 +154,7 @@ struct Head {
     void sum_keys(int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; t += CHUNK) {
             pack_keys(t, size(t, end));
-            add_keys(size(t, end));
+            add_keys(t, size(t, end));
         }
     }
 
@@ -158,29 +169,34 @@ struct Head {
         pack_keys(t, n);
         transpose_tile(m.k, w.Dp, n, w.D, m.k_transposed, CHUNK);
         for (int64_t g = 0; g < groups; g++) causal_outputs(t, n, head * groups + g);
-        if (on) add_keys(n);
+        if (on) add_keys(t, n);
+    }
+
+    Rows keys(int64_t t) const { return rows_of(c.k, c.narrow_features, c.k_strides, s.row, s.k_begin + t, head); }
+    Rows values(int64_t t) const { return rows_of(c.v, c.narrow_values, c.v_strides, s.row, s.k_begin + t, head); }
+    Rows queries(int64_t t, int64_t h) const {
+        return rows_of(c.q, c.narrow_features, c.q_strides, s.row, s.q_begin + t, h);
+    }
+    Rows outputs(int64_t t, int64_t h) const {
+        return rows_in(c.out, c.narrow_values, c.T, c.H, c.M, s.row, s.q_begin + t, h);
     }
 
     void pack_keys(int64_t t, int n) {
-        Rows k = rows_of(c.k, c.narrow_features, c.k_strides, s.row, s.k_begin + t, head);
-        Rows v = rows_of(c.v, c.narrow_values, c.v_strides, s.row, s.k_begin + t, head);
-        k.ahead = v.ahead = CHUNK;
-        pack.features(k, n, w.D, float(c.root_scale), m.k, w.Dp);
-        pack.plain(v, n, w.M, m.v, w.Mp);
+        pack.features(keys(t), n, w.D, float(c.root_scale), m.k, w.Dp);
+        pack.plain(values(t), n, w.M, m.v, w.Mp);
     }
 
     void pack_queries(int64_t t, int n, int64_t h) {
-        Rows q = rows_of(c.q, c.narrow_features, c.q_strides, s.row, s.q_begin + t, h);
-        q.ahead = CHUNK;
-        pack.features(q, n, w.D, float(c.root_scale), m.q, w.Dp);
+        pack.features(queries(t, h), n, w.D, float(c.root_scale), m.q, w.Dp);
     }
 
     void causal_outputs(int64_t t, int n, int64_t h) {
         pack_queries(t, n, h);
+        Ahead next = next_queries(t, h, blocks(n, (n + 1) / 2) + blocks(n, w.M));
         Product pairs = {n, n, m.table, CHUNK, {m.q, w.Dp, 1}, m.k_transposed, CHUNK, w.D, TABLE};
+        pairs.ahead = &next;
         product(pairs);
-        const int columns = static_cast<int>(round_up(n, LANES));
-        for (int i = 0; i < n; i++) m.factors[i] = keep_past(m.table + i * CHUNK, i, reach(i, columns));
+        find_factors(n, true);
         Product sums = {n, w.M, m.out, w.Mp, {m.table, CHUNK, 1}, m.v, w.Mp, n, PAST};
         if (!empty) {
             sums.a2 = {m.q, w.Dp, 1};
@@ -188,44 +204,72 @@ struct Head {
             sums.b2_row = w.Mp;
             sums.depth2 = w.D;
         }
-        product(sums);
-        write(t, n, h);
-    }
-
-    // A block of at most 8 rows reads 8 columns beyond the diagonal at most.
-    static int reach(int i, int columns) {
-        const int needed = static_cast<int>(round_up(i + 8, LANES));
-        return needed < columns ? needed : columns;
+        write(sums, t, n, h, &next);
     }
 
     void read_sums(int64_t t, int n, int64_t h) {
         pack_queries(t, n, h);
-        for (int i = 0; i < n; i++) m.factors[i] = 0;
-        Product sums = {n, w.M, m.out, w.Mp, {m.q, w.Dp, 1}, m.S, w.Mp, w.D};
-        product(sums);
-        write(t, n, h);
+        find_factors(n, false);
+        Ahead next = next_queries(t, h, blocks(n, w.M));
+        write({n, w.M, m.out, w.Mp, {m.q, w.Dp, 1}, m.S, w.Mp, w.D}, t, n, h, &next);
     }
 
-    // `factors` holds what the chunk itself adds to den.
-    void write(int64_t t, int n, int64_t h) {
-        bool follows;
-        for (int i = 0; c.normalize && i < n; i++) {
-            const float den = m.factors[i] + (empty ? 0.0f : dot(m.q + i * w.Dp, m.z, w.Dp));
-            m.factors[i] = inverse_of(c, den, &follows);
+    // Zeroes what a causal table must not hold, and finds 1 / den for each row.
+    void find_factors(int n, bool own) {
+        const int columns = static_cast<int>(round_up(n, LANES));
+        for (int first = 0; first < n; first += LANES) {
+            vec dens[LANES];
+            for (int r = 0; r < LANES; r++) {
+                const int i = first + r;
+                dens[r] = own && i < n ? keep_past(m.table + i * CHUNK, i, reach(i, columns)) : zero();
+                if (c.normalize && !empty && i < n) dens[r] += dot_parts(m.q + i * w.Dp, m.z, w.Dp);
+            }
+            store(m.factors + first, c.normalize ? inverse_of(c, sums_of(dens)) : splat(1.0f));
         }
-        Rows out = rows_in(c.out, c.narrow_values, c.T, c.H, c.M, s.row, s.q_begin + t, h);
-        out.ahead = CHUNK;
-        pack.unpack(out, n, w.M, m.out, w.Mp, c.normalize ? m.factors : nullptr);
     }
 
-    void add_keys(int n) {
-        Product sums = {w.D, w.M, m.added, w.Mp, {m.k, 1, w.Dp}, m.v, w.Mp, n};
+    void write(Product sums, int64_t t, int n, int64_t h, Ahead* next) {
+        const Rows out = outputs(t, h);
+        sums.factors = m.factors;
+        sums.past_caches = past_caches;
+        sums.ahead = next;
+        if (direct) {
+            sums.c = static_cast<float*>(out.at);
+            sums.c_row = out.stride;
+        }
         product(sums);
-        add_exactly(m.S, m.S_low, m.added, w.sums());
+        if (!direct) pack.unpack(out, n, w.M, m.out, w.Mp);
+    }
+
+    void add_keys(int64_t t, int n) {
+        Ahead next = {{part_of(keys(t + CHUNK), w.D, c.narrow_features), part_of(values(t + CHUNK), w.M, c.narrow_values)},
+                      0};
+        next.at_once = (CHUNK - 1) / blocks(w.D, w.M) + 1;
+        Product sums = {w.D, w.M, m.S, w.Mp, {m.k, 1, w.Dp}, m.v, w.Mp, n};
+        sums.low = m.S_low;
+        sums.ahead = &next;
+        product(sums);
         clear(m.z_added, w.Dp);
         add_rows(m.z_added, m.k, w.Dp, n, w.Dp);
         add_exactly(m.z, m.z_low, m.z_added, w.Dp);
         empty = false;
+    }
+
+    // How many blocks a product has at least.
+    static int blocks(int rows, int columns) { return ((rows - 1) / ROWS + 1) * ((columns - 1) / (VECTORS * LANES) + 1); }
+
+    static Ahead::Part part_of(Rows x, int width, bool narrow) {
+        const int size = narrow ? 2 : 4;
+        return {reinterpret_cast<uintptr_t>(x.at), x.stride * size, width * size, CHUNK};
+    }
+
+    // Those of the chunk after t, and the place of their outputs.
+    Ahead next_queries(int64_t t, int64_t h, int blocks) const {
+        Ahead next = {{part_of(queries(t + CHUNK, h), w.D, c.narrow_features),
+                       part_of(outputs(t + CHUNK, h), w.M, c.narrow_values)},
+                      (CHUNK - 1) / blocks + 1};
+        if (past_caches) next.parts[1].rows = 0;
+        return next;
     }
 
     void clear_sums() {

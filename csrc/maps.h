@@ -10,21 +10,19 @@ namespace LINATTN_ISA {
 
 constexpr float MAX_EXPONENT = 20.0f;  // features/base.py: exp is bounded there, so that sums stay within fp32
 
-template <int MAP>
-LINATTN_INLINE vec feature(vec x) {
-    const vec nothing = zero(), one = splat(1.0f);
-    if (MAP == LINATTN_ELU) return exp(smallest(x, nothing)) + largest(x, nothing);
+// V is vec, or several of them.
+template <int MAP, class V>
+LINATTN_INLINE V feature(V x) {
+    const vec nothing = zero();
+    if (MAP == LINATTN_ELU) return exp_bounded(smallest(x, nothing)) + largest(x, nothing);
     if (MAP == LINATTN_RELU) return largest(x, nothing);
     if (MAP == LINATTN_SQUARED_RELU) {
-        const vec kept = largest(x, nothing);
+        const V kept = largest(x, nothing);
         return kept * kept;
     }
-    if (MAP == LINATTN_SOFTPLUS) {  // max(x, 0) + log(1 + exp(-|x|)): nothing overflows, nothing cancels
-        const vec size = x < nothing ? -x : x;
-        return largest(x, nothing) + log_one_plus(exp(-size));
-    }
-    if (MAP == LINATTN_EXP) return exp(smallest(x, splat(MAX_EXPONENT)));
-    (void)one;
+    // max(x, 0) + log(1 + exp(-|x|)): nothing overflows, nothing cancels
+    if (MAP == LINATTN_SOFTPLUS) return largest(x, nothing) + log_one_plus(exp_bounded(smallest(x, x * splat(-1.0f))));
+    if (MAP == LINATTN_EXP) return exp_bounded(smallest(x, splat(MAX_EXPONENT)));
     return x;
 }
 
@@ -36,7 +34,7 @@ LINATTN_INLINE vec slope(vec x, vec y) {
     if (MAP == LINATTN_RELU) return x > nothing ? one : nothing;
     if (MAP == LINATTN_SQUARED_RELU) return splat(2.0f) * largest(x, nothing);
     if (MAP == LINATTN_SOFTPLUS) {
-        const vec e = exp(x < nothing ? x : -x);  // of -|x|
+        const vec e = exp_bounded(x < nothing ? x : -x);  // of -|x|
         return (x < nothing ? e : one) / (one + e);
     }
     if (MAP == LINATTN_EXP) return x <= splat(MAX_EXPONENT) ? y : nothing;

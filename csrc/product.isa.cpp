@@ -1,18 +1,11 @@
 // Register blocks of ROWS x VECTORS sums: each vector of b serves ROWS rows, each number of a VECTORS columns.
 #include "product.h"
 
+#include "sums.h"
+
 namespace linattn {
 namespace LINATTN_ISA {
 namespace {
-
-// Sums that stay in registers: 24 of 32 with AVX-512 and NEON, 12 of 16 with AVX2, 8 of 16 without fused products.
-#if LINATTN_LANES == 8
-constexpr int ROWS = 6, VECTORS = 2;
-#elif LINATTN_LANES == 16 || defined(__aarch64__)
-constexpr int ROWS = 6, VECTORS = 4;
-#else
-constexpr int ROWS = 4, VECTORS = 2;
-#endif
 
 template <int N, int V>
 LINATTN_INLINE void add_terms(vec (&sums)[N][V], Operand a, const float* b, ptrdiff_t b_row, int from, int until) {
@@ -22,7 +15,7 @@ LINATTN_INLINE void add_terms(vec (&sums)[N][V], Operand a, const float* b, ptrd
         vec columns[V];
 #pragma GCC unroll 4
         for (int j = 0; j < V; j++) columns[j] = load(b_now + j * LANES);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int i = 0; i < N; i++) {
             const vec row = splat(a_now[i * a.row]);
 #pragma GCC unroll 4
@@ -31,8 +24,51 @@ LINATTN_INLINE void add_terms(vec (&sums)[N][V], Operand a, const float* b, ptrd
     }
 }
 
+// f(row, column, sum) for each vector of a block.
+template <int N, int V, class F>
+LINATTN_INLINE void each(const vec (&sums)[N][V], F f) {
+#pragma GCC unroll 8
+    for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+        for (int s = 0; s < V; s++) f(r, s * LANES, sums[r][s]);
+}
+
+template <int N, int V>
+LINATTN_INLINE void finish(const Product& p, int i, int j, const vec (&sums)[N][V]) {
+    const ptrdiff_t row = p.c_row, at = i * row + j;
+    float* c = p.c + at;
+    if (p.low) {
+        float* low = p.low + at;
+        each(sums, [=](int r, int s, vec x) { add_exactly(c + r * row + s, low + r * row + s, x); });
+    } else if (p.past_caches) {
+        const float* factors = p.factors + i;
+        each(sums, [=](int r, int s, vec x) { store_past_caches(c + r * row + s, x * splat(factors[r])); });
+    } else if (p.factors) {
+        const float* factors = p.factors + i;
+        each(sums, [=](int r, int s, vec x) { store(c + r * row + s, x * splat(factors[r])); });
+    } else if (p.start) {
+        // What there was is added last: were it first, each of the terms would be rounded to its size.
+        const float* start = p.start + at;
+        each(sums, [=](int r, int s, vec x) { store(c + r * row + s, load(start + r * row + s) + x); });
+    } else {
+        each(sums, [=](int r, int s, vec x) { store(c + r * row + s, x); });
+    }
+}
+
+// The pair of numbers that the block will be added to: they rarely fit the first cache with all else.
+template <int N, int V>
+LINATTN_INLINE void call_for_pairs(const Product& p, int i, int j) {
+    for (int r = 0; r < N; r++)
+        for (int s = 0; s < V; s++) {
+            const ptrdiff_t at = (i + r) * p.c_row + j + s * LANES;
+            __builtin_prefetch(p.c + at);
+            __builtin_prefetch(p.low + at);
+        }
+}
+
 template <int N, int V>
 void block(const Product& p, int i, int j) {
+    if (p.low) call_for_pairs<N, V>(p, i, j);
     vec sums[N][V] = {};
     const int from = p.reach == FUTURE ? i : 0;
     const int until = p.reach == PAST && i + N < p.depth ? i + N : p.depth;
@@ -42,16 +78,8 @@ void block(const Product& p, int i, int j) {
         const Operand a2 = {p.a2.at + i * p.a2.row, p.a2.row, p.a2.step};
         add_terms<N, V>(sums, a2, p.b2 + j, p.b2_row, 0, p.depth2);
     }
-    // What there was is added last: were it first, each of the terms would be rounded to its size.
-    const float* start = p.start ? p.start + i * p.c_row + j : nullptr;
-    float* c = p.c + i * p.c_row + j;
-#pragma GCC unroll 6
-    for (int r = 0; r < N; r++)
-#pragma GCC unroll 4
-        for (int s = 0; s < V; s++) {
-            const ptrdiff_t at = r * p.c_row + s * LANES;
-            store(c + at, start ? load(start + at) + sums[r][s] : sums[r][s]);
-        }
+    finish<N, V>(p, i, j, sums);
+    if (p.ahead) p.ahead->some();
 }
 
 template <int N>

@@ -47,6 +47,18 @@ LINATTN_INLINE vec load(const float* p) {
 
 LINATTN_INLINE void store(float* p, vec x) { memcpy(p, &x, sizeof x); }
 
+// For whole cache lines that will not be read soon: they are not read before they are written. Other threads see them
+// after all_stored.
+#if LINATTN_LANES == 16
+constexpr bool CAN_STORE_PAST_CACHES = true;
+LINATTN_INLINE void store_past_caches(float* p, vec x) { _mm512_stream_ps(p, (__m512)x); }
+LINATTN_INLINE void all_stored() { _mm_sfence(); }
+#else
+constexpr bool CAN_STORE_PAST_CACHES = false;
+LINATTN_INLINE void store_past_caches(float* p, vec x) { store(p, x); }
+LINATTN_INLINE void all_stored() {}
+#endif
+
 // bf16 is the upper half of an fp32 number.
 LINATTN_INLINE vec load(const bf16* p) {
     hvec half;
@@ -106,8 +118,19 @@ LINATTN_INLINE void store(float* p, vec x, int n) { store_few(p, x, n); }
 // arithmetic
 
 LINATTN_INLINE vec fma(vec a, vec b, vec c) { return a * b + c; }
-LINATTN_INLINE vec largest(vec x, vec y) { return x < y ? y : x; }   // NaN in x stays
-LINATTN_INLINE vec smallest(vec x, vec y) { return x > y ? y : x; }  // NaN in x stays
+
+// NaN in x stays. These instructions return their second operand where one is NaN; of a comparison and a choice the
+// compiler makes two.
+#if LINATTN_LANES == 16
+LINATTN_INLINE vec largest(vec x, vec y) { return (vec)_mm512_max_ps((__m512)y, (__m512)x); }
+LINATTN_INLINE vec smallest(vec x, vec y) { return (vec)_mm512_min_ps((__m512)y, (__m512)x); }
+#elif LINATTN_LANES == 8
+LINATTN_INLINE vec largest(vec x, vec y) { return (vec)_mm256_max_ps((__m256)y, (__m256)x); }
+LINATTN_INLINE vec smallest(vec x, vec y) { return (vec)_mm256_min_ps((__m256)y, (__m256)x); }
+#else
+LINATTN_INLINE vec largest(vec x, vec y) { return x < y ? y : x; }
+LINATTN_INLINE vec smallest(vec x, vec y) { return x > y ? y : x; }
+#endif
 
 // The first n numbers, and 0 for the others.
 LINATTN_INLINE vec keep_first(vec x, int n) {
@@ -124,38 +147,72 @@ LINATTN_INLINE float sum(vec x) {
     return each[0];
 }
 
+// x · 2^n, where n stands in the low bits of `shifted`; both x and the result are normal numbers.
+LINATTN_INLINE vec times_power(vec x, vec shifted) { return (vec)((uvec)x + ((uvec)shifted << 23)); }
+
 constexpr float LOWEST_EXPONENT = -87.3365f;  // features/base.py: exp of it is just above the smallest normal number
 constexpr float HIGHEST_EXPONENT = 88.0f;
 
-// exp(x), relative error below 2e-7; x is held within [LOWEST_EXPONENT, HIGHEST_EXPONENT], NaN stays.
-// x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial of degree 6 in r, and n added to the exponent's bits.
-LINATTN_INLINE vec exp(vec x) {
-    x = smallest(largest(x, splat(LOWEST_EXPONENT)), splat(HIGHEST_EXPONENT));
+// Several vectors in step: the steps of one wait for each other, those of the others do not. What is written for `vec`
+// below is for both.
+template <int K>
+struct Vecs {
+    vec at[K];
+};
+
+#define LINATTN_IN_STEP(name, operation)                              \
+    template <int K>                                                  \
+    LINATTN_INLINE Vecs<K> name(const Vecs<K>& x, const Vecs<K>& y) { \
+        Vecs<K> made;                                                 \
+        for (int k = 0; k < K; k++) made.at[k] = operation;           \
+        return made;                                                  \
+    }                                                                 \
+    template <int K>                                                  \
+    LINATTN_INLINE Vecs<K> name(const Vecs<K>& x, vec of_all) {       \
+        Vecs<K> y;                                                    \
+        for (int k = 0; k < K; k++) y.at[k] = of_all;                 \
+        return name(x, y);                                            \
+    }
+LINATTN_IN_STEP(operator+, x.at[k] + y.at[k])
+LINATTN_IN_STEP(operator-, x.at[k] - y.at[k])
+LINATTN_IN_STEP(operator*, x.at[k] * y.at[k])
+LINATTN_IN_STEP(operator/, x.at[k] / y.at[k])
+LINATTN_IN_STEP(largest, largest(x.at[k], y.at[k]))
+LINATTN_IN_STEP(smallest, smallest(x.at[k], y.at[k]))
+LINATTN_IN_STEP(times_power, times_power(x.at[k], y.at[k]))
+#undef LINATTN_IN_STEP
+
+// exp(x) for x <= HIGHEST_EXPONENT, relative error below 2e-7; x is held above LOWEST_EXPONENT, NaN stays.
+// x = n ln 2 + r, |r| <= ln 2 / 2, and the polynomial of degree 5 in r with the smallest relative error (1.05e-7).
+template <class V>
+LINATTN_INLINE V exp_bounded(V x) {
+    x = largest(x, splat(LOWEST_EXPONENT));
     const vec shift = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer, which stands in the low bits
-    const vec shifted = x * splat(1.44269504f) + shift;
-    const vec n = shifted - shift;
-    const vec r = n * splat(-1.42860677e-6f) + (n * splat(-0.693145752f) + x);
-    vec p = splat(1.3888889e-3f);
-    p = p * r + splat(8.3333333e-3f);
-    p = p * r + splat(4.1666667e-2f);
-    p = p * r + splat(1.6666667e-1f);
-    p = p * r + splat(0.5f);
-    p = (p * r) * r + r;  // the small part by itself: 1 is added last
-    const uvec power = ((uvec)shifted + 127u) << 23;
-    return p * (vec)power + (vec)power;
+    const V shifted = x * splat(1.44269504f) + shift;
+    const V n = shifted - shift;
+    const V r = n * splat(-1.42860677e-6f) + (n * splat(-0.693145752f) + x);
+    V p = r * splat(8.312501013e-3f) + splat(4.189033061e-2f);
+    p = p * r + splat(1.666711569e-1f);
+    p = p * r + splat(0.499992311f);
+    p = p * r + splat(1.0f);
+    p = p * r + splat(1.0f);
+    return times_power(p, shifted);
 }
 
+// The same for all x.
+LINATTN_INLINE vec exp(vec x) { return exp_bounded(smallest(x, splat(HIGHEST_EXPONENT))); }
+
 // log(1 + x) for 0 <= x <= 1, relative error below 3e-7: 2 atanh(s), s = x / (2 + x) <= 1/3.
-LINATTN_INLINE vec log_one_plus(vec x) {
-    const vec s = x / (splat(2.0f) + x), s2 = s * s;
-    vec p = splat(1.0f / 15);
-    p = p * s2 + splat(1.0f / 13);
+template <class V>
+LINATTN_INLINE V log_one_plus(V x) {
+    const V s = x / (x + splat(2.0f)), s2 = s * s;
+    V p = s2 * splat(1.0f / 15) + splat(1.0f / 13);
     p = p * s2 + splat(1.0f / 11);
     p = p * s2 + splat(1.0f / 9);
     p = p * s2 + splat(1.0f / 7);
     p = p * s2 + splat(1.0f / 5);
     p = p * s2 + splat(1.0f / 3);
-    return splat(2.0f) * ((p * s2) * s + s);
+    return ((p * s2) * s + s) * splat(2.0f);
 }
 
 // shuffles
@@ -185,6 +242,28 @@ LINATTN_INLINE void transpose_step(vec* rows) {
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++)
         if (!(i & STEP)) exchange<STEP>(rows[i], rows[i + STEP]);
+}
+
+template <int STEP>
+LINATTN_INLINE void fold(vec* rows) {
+#pragma GCC unroll 16
+    for (int i = 0; i < STEP; i++) {
+        exchange<STEP>(rows[i], rows[i + STEP]);
+        rows[i] += rows[i + STEP];
+    }
+}
+
+// The sum of each of LANES vectors, as one vector.
+LINATTN_INLINE vec sums_of(vec* rows) {
+#if LINATTN_LANES >= 16
+    fold<8>(rows);
+#endif
+#if LINATTN_LANES >= 8
+    fold<4>(rows);
+#endif
+    fold<2>(rows);
+    fold<1>(rows);
+    return rows[0];
 }
 
 // LANES vectors as a square, in place: swaps halves, quarters, …, single numbers across the diagonal.

@@ -6,12 +6,13 @@ namespace linattn {
 namespace LINATTN_ISA {
 namespace {
 
-// Into the cache with a row that may lie beyond the last: nothing is read for the program, so nothing can go wrong.
-template <int WRITE, class T>
-LINATTN_INLINE void call_for(const T* row, int64_t numbers, int width) {
-    const uintptr_t at = reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(numbers) * sizeof(T);
-    for (size_t byte = 0; byte < width * sizeof(T); byte += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(at + byte), WRITE);
+// `AT_ONCE` vectors from x on, with the map.
+template <int MAP, int AT_ONCE, class T>
+LINATTN_INLINE void pack_some(const T* x, vec factor, float* tile) {
+    Vecs<AT_ONCE> some;
+    for (int k = 0; k < AT_ONCE; k++) some.at[k] = factor * load(x + k * LANES);
+    some = feature<MAP>(some);
+    for (int k = 0; k < AT_ONCE; k++) store(tile + k * LANES, some.at[k]);
 }
 
 template <class T, int MAP>
@@ -20,8 +21,9 @@ LINATTN_INLINE void pack(Rows x, int n, int width, float root_scale, float* tile
     const vec factor = splat(root_scale);
     for (int i = 0; i < n; i++, tile += row) {
         const T* in = static_cast<const T*>(x.at) + i * x.stride;
-        if (x.ahead) call_for<0>(in, x.ahead * x.stride, width);
-        for (int w = 0; w < whole; w += LANES) store(tile + w, feature<MAP>(factor * load(in + w)));
+        int w = 0;
+        for (; w + 4 * LANES <= whole; w += 4 * LANES) pack_some<MAP, 4>(in + w, factor, tile + w);
+        for (; w < whole; w += LANES) pack_some<MAP, 1>(in + w, factor, tile + w);
         // f(0) need not be 0
         if (left) store(tile + whole, keep_first(feature<MAP>(factor * load(in + whole, left)), left));
     }
@@ -38,14 +40,12 @@ void plain(Rows x, int n, int width, float* tile, int64_t row) {
 }
 
 template <class T>
-void unpack(Rows x, int n, int width, const float* tile, int64_t row, const float* factors) {
+void unpack(Rows x, int n, int width, const float* tile, int64_t row) {
     const int whole = width / LANES * LANES, left = width - whole;
     for (int i = 0; i < n; i++, tile += row) {
         T* out = static_cast<T*>(x.at) + i * x.stride;
-        if (x.ahead) call_for<1>(out, x.ahead * x.stride, width);
-        const vec factor = splat(factors ? factors[i] : 1.0f);
-        for (int w = 0; w < whole; w += LANES) store(out + w, load(tile + w) * factor);
-        if (left) store(out + whole, load(tile + whole) * factor, left);
+        for (int w = 0; w < whole; w += LANES) store(out + w, load(tile + w));
+        if (left) store(out + whole, load(tile + whole), left);
     }
 }
 

@@ -21,11 +21,15 @@ import torch
 from linattn._typing import Float, Tensor
 from linattn.audio import BadSound, FrontEnd, chunks, read
 from linattn.audio.sound import Source, check_samples
+from linattn.generate.native import SpeechStep, why_not
 from linattn.models import SpeechModel
+from linattn.models.speech import AnyState
 from linattn.nn.heads.beam import beam_search
 from linattn.nn.heads.ctc import BLANK
 
 PIECE = 10.0  # seconds of a file at a time
+FEW = 20  # frames after subsampling: of more, torch's products of matrices are faster (docs/speech.md)
+IMPLS = ("auto", "native", "torch")
 
 
 class Transcript(NamedTuple):
@@ -39,8 +43,13 @@ class Transcript(NamedTuple):
 class Transcriber:
     """One stream of sound. `push` takes the next samples and returns the text that they complete."""
 
-    def __init__(self, model: SpeechModel, *, rate: int | None = None):
-        """rate: of the samples to come, None: that of the model's front end."""
+    def __init__(self, model: SpeechModel, *, rate: int | None = None, impl: str = "auto"):
+        """rate: of the samples to come, None: that of the model's front end.
+
+        impl: how a few frames are read on a CPU: by the "native" library (see `backends()`) or by "torch". "auto" takes
+        the native one for the models that it knows, and `why_torch` says what is in the way of others. It reads the
+        weights as they are at the first piece.
+        """
         front = front_of(model)
         if not model.config.layer.causal:
             raise ValueError(
@@ -50,6 +59,8 @@ class Transcriber:
         self.model, self.rate = model.eval(), front.rate if rate is None else rate
         self.front = front.stream(self.rate)
         self.state = model.empty_state(1)
+        self.why_torch = _why_torch(model, impl)
+        self._step: SpeechStep | None = None
         self.labels: list[int] = []  # of what `text` has not yet taken
         self.path_end = BLANK  # the last frame's label, which the next may repeat
         self.samples, self.said_something, self.loudest = 0, False, 0.0
@@ -104,13 +115,29 @@ class Transcriber:
     def _read(self, frames: Float[Tensor, "T F"]) -> None:
         if not len(frames):
             return
-        log_probs, state = self.model(frames[None].to(self.model.device), self.state, donate=True)
-        assert state is not None
-        self.state = state
+        log_probs, self.state = self._heard(frames[None])
         for label in log_probs[0].argmax(-1).tolist():
             if label not in (BLANK, self.path_end):
                 self.labels.append(label)
             self.path_end = label
+
+    def _heard(self, frames: Float[Tensor, "1 T F"]) -> tuple[Float[Tensor, "1 U P"], AnyState]:
+        if self.why_torch is None and frames.shape[1] <= FEW * self.model.config.subsample:
+            self._step = self._step or SpeechStep(self.model)
+            return self._step(frames, self.state)
+        log_probs, state = self.model(frames.to(self.model.device), self.state, donate=True)
+        assert state is not None
+        return log_probs, state
+
+
+def _why_torch(model: SpeechModel, impl: str) -> str | None:
+    """Why torch reads every frame; None: a few at a time are read natively."""
+    if impl not in IMPLS:
+        raise ValueError(f"impl must be one of {', '.join(map(repr, IMPLS))}, got {impl!r}")
+    reason = "impl='torch' was asked for" if impl == "torch" else why_not(model)
+    if reason is not None and impl == "native":
+        raise ValueError(f"impl='native' cannot run here: {reason}. Pass impl='auto' or impl='torch'")
+    return reason
 
 
 def stream(model: SpeechModel, pieces: Iterable[Tensor], *, rate: int | None = None) -> Iterator[str]:

@@ -12,15 +12,17 @@ import pytest
 import torch
 from helpers import assert_as_accurate
 
+from linattn.audio import FrontEnd
 from linattn.generate import Snapshot, generate, stream
 from linattn.generate import native as native_room
-from linattn.generate.native import NativeStep, Plan, owned, params_after, why_not
+from linattn.generate.native import NativeStep, Plan, SpeechStep, owned, params_after, why_not
 from linattn.generate.run import Pace
 from linattn.generate.snapshot import Sampling
 from linattn.models import ImageConfig, ImageModel, LanguageConfig, LanguageModel, SpeechConfig, SpeechModel
 from linattn.nn import Layer
 from linattn.ops import cpu
 from linattn.ops.parts import PARTS
+from linattn.transcribe import FEW, Transcriber
 
 pytestmark = pytest.mark.skipif(not cpu.status()[0], reason=cpu.status()[1])
 
@@ -38,8 +40,8 @@ def language(layer: Layer = PLAIN, depth: int = 2, **options) -> Any:
     return _made(LanguageModel(LanguageConfig(layer, depth, **{"vocabulary": 11, **options})))
 
 
-def speech(layer: Layer = PLAIN) -> Any:
-    return _made(SpeechModel(SpeechConfig(layer, 2, num_labels=7, num_features=13)))
+def speech(layer: Layer = PLAIN, **options) -> Any:
+    return _made(SpeechModel(SpeechConfig(layer, 2, num_labels=7, num_features=13, **options)))
 
 
 def _made(model) -> Any:
@@ -353,6 +355,59 @@ def test_what_it_cannot_express_goes_to_torch(monkeypatch):
     monkeypatch.setattr(cpu, "status", lambda: (False, "no library here"))
     assert generate(language(), [1], length=4, seed=1, progress=False).tensor.shape == (1, 4)
     assert why_not(language()) == "no library here"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"subsample": 4}, {"subsample": 2, "position": "none"}], ids=str)
+def test_a_recogniser_reads_pieces_natively(options):
+    """Pieces of any length, now by torch and now natively: log-probabilities within 1e-5 of their scale."""
+    model = speech(**options)
+    step, frames = SpeechStep(model), torch.randn(1, 60, 13, generator=torch.Generator().manual_seed(0))
+    want, _ = model(frames, model.empty_state(1))
+    state, made = model.empty_state(1), []
+    for i, piece in enumerate(frames.split([1, 1, 3, 9, 2, 20, 7, 1, 16], 1)):
+        got, state = model(piece, state, donate=True) if i in (2, 5) else step(piece, state)
+        made.append(got)
+    got = torch.cat(made, 1)
+    assert got.shape == want.shape and (got - want).abs().max() < 1e-5 * want.abs().max()
+    _, whole = model(frames, model.empty_state(1))
+    for name, x in state.tensors().items():
+        if not name.endswith("_low"):  # what rounding took depends on the order of sums
+            same = whole.tensors()[name]
+            assert (x - same).abs().max() <= 1e-5 * same.abs().max(), name
+
+
+def test_a_stream_of_sound_is_read_natively(monkeypatch):
+    """By itself, and only while few frames come at once; with a reason where it cannot."""
+    front = FrontEnd(bins=13).fitted(torch.full((13,), 9.0), torch.full((13,), 3.0))
+    model = speech(subsample=2, front=front)
+    model.enter.weight.data *= 20
+    model.head.linear.weight.data *= 10
+    sound = torch.randn(16_000, generator=torch.Generator().manual_seed(0)).cumsum(0) / 100
+    calls: list[int] = []
+    run = Plan.call
+    monkeypatch.setattr(Plan, "call", lambda self, *given: (calls.append(1), run(self, *given))[1])
+
+    def heard(impl: str, piece: int) -> list[int]:
+        said = Transcriber(model, impl=impl)
+        for samples in sound.split(piece):
+            said.hear(samples)
+        said.end()
+        return said.labels
+
+    want = heard("torch", 1_600)
+    assert len(want) > 5 and not calls, "a model that says nothing would prove nothing"
+    assert heard("auto", 1_600) == heard("native", 700) == want
+    assert len(calls) == 2 * 49  # 98 frames in a second, half as many after subsampling
+    calls.clear()
+    assert heard("auto", 16_000) == want and FEW < 49 and len(calls) < FEW  # the end of the sound
+    assert Transcriber(model).why_torch is None
+    for other, reason in ((speech(front=front, body="lstm"), "Recurrent"), (copy.deepcopy(model).double(), "float64")):
+        assert reason in str(Transcriber(other).why_torch)
+        with pytest.raises(ValueError, match=rf"impl='native' cannot run here: .*{reason}"):
+            Transcriber(other, impl="native")
+    with pytest.raises(ValueError, match=r"one of 'auto', 'native', 'torch', got 'fast'"):
+        Transcriber(model, impl="fast")
 
 
 def test_the_mixture_in_the_tails():

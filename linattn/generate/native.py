@@ -25,6 +25,7 @@ from torch import nn
 from linattn._typing import Float, Int, Tensor
 from linattn.generate.snapshot import Sampling
 from linattn.models import ImageModel, LanguageModel, SequenceModel, SpeechModel
+from linattn.models.speech import SpeechState
 from linattn.nn.attention import Attention
 from linattn.nn.checks import check_range
 from linattn.nn.heads import Categorical, CTCHead, MixtureOfLogistics, TokenHead
@@ -78,10 +79,10 @@ class Plan:
         if reason is not None:
             raise ValueError(f"the native step cannot run this model: {reason}")
         self.weights, self.values = weights, 0
-        self.frame_width = model.config.num_features if isinstance(model, SpeechModel) else 0
+        self.frame_width = model.subsample.width if isinstance(model, SpeechModel) else 0
         self.num_params = model.head.linear.out_features
         self._position = model.position
-        self._shapes = {name: (x.dtype, tuple(x.shape[1:])) for name, x in model.empty_state(1).tensors().items()}
+        self._shapes = {name: (x.dtype, tuple(x.shape[1:])) for name, x in _stack_state(model).tensors().items()}
         products = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self.multiplications = sum(linear.out_features * linear.in_features for linear in products)
         self._arena = _Arena(sum(_panels(p.out_features) * PANEL * p.in_features + ALIGNED for p in products) * 8)
@@ -370,6 +371,44 @@ def params_after(
     return params, state
 
 
+class SpeechStep:
+    """A recogniser's frames as they come, a few at a time: log_probs, state = step(frames, state), as the model's own.
+
+    Subsampling is torch's; from there on each frame is one native call. The state is given away, as with donate=True.
+    """
+
+    def __init__(self, model: SpeechModel):
+        self.plan, self.model = Plan(model), model
+        self._bound: Bound | None = None
+
+    @torch.no_grad()
+    def __call__(
+        self, frames: Float[Tensor, "1 T F"], state: SpeechState | StackState
+    ) -> tuple[Float[Tensor, "1 U P"], SpeechState | StackState]:
+        stack = state.stack if isinstance(state, SpeechState) else state
+        assert isinstance(stack, StackState) and len(frames) == stack.batch == 1
+        bound = self._bound
+        if bound is None or bound.state is not stack:
+            self._bound = bound = self.plan.bind(owned(stack))
+        pending = state.pending if isinstance(state, SpeechState) else ()
+        x, pending = self.model.subsample(frames.to(torch.float32), pending)
+        log_probs = self._each(bound, x[0].contiguous())[None]
+        if not isinstance(state, SpeechState):
+            return log_probs, bound.state
+        assert pending is not None
+        return log_probs, SpeechState(pending, bound.state, state.seen + frames.shape[1])
+
+    def _each(self, bound: Bound, frames: Float[Tensor, "U W"]) -> Float[Tensor, "U P"]:
+        made = torch.empty(len(frames), self.plan.num_params)
+        if len(frames):
+            self.plan.check_places(bound.state.seen, len(frames))
+        for frame, params in zip(frames, made, strict=True):
+            left = torch.ones(1, dtype=torch.int64)
+            run = RunPart(rows=1, steps=1, left=left.data_ptr(), params=params.data_ptr(), frames=frame.data_ptr())
+            self.plan.call(bound, run)
+        return made
+
+
 def owned(state: StackState) -> StackState:
     """A copy that a step may write to."""
     return state.map(lambda x: x.clone(memory_format=torch.contiguous_format))
@@ -393,6 +432,14 @@ class _Arena:
         place.copy_(x)
         self.used += -(-size // ALIGNED) * ALIGNED
         return place.data_ptr()
+
+
+def _stack_state(model: SequenceModel | SpeechModel) -> StackState:
+    """One row's state before the first token, of the layers: what subsampling remembers is beside it."""
+    state = model.empty_state(1)
+    stack = state.stack if isinstance(state, SpeechState) else state
+    assert isinstance(stack, StackState)
+    return stack
 
 
 def _address(x: Tensor | None) -> int | None:
@@ -451,8 +498,8 @@ def _obstacles(model: SequenceModel | SpeechModel) -> Iterator[str]:
         FeedForward,
     )
     yield from _strangers(model.stack, (*known, Stack))
-    if isinstance(model, SpeechModel) and model.config.subsample > 1:
-        yield f"its subsampling makes one frame of {model.config.subsample}"
+    if isinstance(model, SpeechModel):
+        yield from _strangers(model.enter, known)
     for part, kinds in ((model.position, POSITIONS), (model.head, HEADS)):
         if type(part) not in kinds:
             yield f"it knows no {type(part).__name__}"

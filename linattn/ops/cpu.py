@@ -9,6 +9,7 @@ Axes:  B batch   T time of queries   U time of keys   H heads   K key/value head
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import struct
@@ -59,7 +60,8 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, form: Form, state: State | None, batch: Batch, want_state: bool
 ) -> tuple[Tensor, State | None]:
     """The output, and the state after the last key where it is wanted."""
-    out = _blank(batch)(*q.shape[:3], v.shape[3], dtype=v.dtype)
+    blank, shape = _blank(batch), (*q.shape[:3], v.shape[3])
+    out = blank(v) if v.shape == shape else blank(v.new_empty(1).expand(shape))
     end = (None,) * 4
     if want_state:
         shape = (batch.num_rows(k), k.shape[2], q.shape[3], v.shape[3])
@@ -82,7 +84,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of q, k, v and of the state's kv and z, from those of the output and of the final state."""
     blank = _blank(batch)
-    grads = tuple(blank(x.shape, dtype=x.dtype) for x in (q, k, v))
+    grads = (blank(q), blank(k), blank(v))
     start = (None, None)
     if state is not None:
         start = (torch.empty(state.kv.shape), None if state.z is None else torch.empty(state.z.shape))
@@ -127,14 +129,16 @@ def _run(
     _check(k.shape == (B, U, K, D) and v.shape == (B, U, K, M) and q.dtype == k.dtype and H % max(K, 1) == 0, q, k, v)
     _check(dout is None or (dout.shape == (B, T, H, M) and dout.dtype == v.dtype and dout.device == v.device), dout, v)
     sums = _sums(state, (rows, K, D, M), form)
-    marks = tuple(_cuts(x, count) for x, count in _marks(batch, B, rows))
+    marks = _marks(batch, B, rows)
+    strides = (0, 0, 0) if dout is None else dout.stride()[:3]
+    pointers = [0 if x is None else x.data_ptr() for x in (q, k, v, *sums, *marks, *made, *gradients)]
     packed = CALL.pack(
         *(B, T, U, H, K, D, M, rows),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *((0, 0, 0) if dout is None else dout.stride()[:3])),
+        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *strides),
         *(MAPS[form.feature_map.name], form.causal, form.normalize, torch.get_num_threads()),
         *(q.dtype == torch.bfloat16, v.dtype == torch.bfloat16),
         *(math.sqrt(form.scale), -1.0 if form.eps is None else form.eps),
-        *(0 if x is None else x.data_ptr() for x in (q, k, v, *sums, *marks, *made, *gradients)),
+        *pointers,
     )
     if getattr(library(), f"linattn_attention_{name}")(packed) != 0:
         raise MemoryError(f"the native CPU library could not get its working memory for {tuple(q.shape)}")
@@ -148,9 +152,16 @@ def _check(holds: object, *tensors: Tensor | None) -> None:
 
 
 def _blank(batch: Batch):
-    """Padding, and what lies between packed sequences, is not written to."""
-    whole = batch.lengths is None and batch.q_lengths is None and not batch.packed
-    return torch.empty if whole else torch.zeros
+    """Makes a contiguous tensor like another. Padding, and what lies between packed sequences, is not written to."""
+    return _empty_like if _whole(batch) else _zeros_like
+
+
+def _whole(batch: Batch) -> bool:
+    return batch.lengths is None and batch.q_lengths is None and batch.cu_seqlens is None
+
+
+_empty_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+_zeros_like = functools.partial(torch.zeros_like, memory_format=torch.contiguous_format)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -168,8 +179,12 @@ def _sums(state: State | None, shape: tuple[int, ...], form: Form) -> tuple[Tens
     return tuple(None if x is None else x.contiguous() for x in given)
 
 
-def _marks(batch: Batch, B: int, rows: int):
-    return (batch.lengths, B), (batch.q_lengths, B), (batch.cu_seqlens, rows + 1), (batch.cu_seqlens_q, rows + 1)
+def _marks(batch: Batch, B: int, rows: int) -> tuple[Tensor | None, ...]:
+    if _whole(batch):
+        return (None,) * 4
+    counts = (B, B, rows + 1, rows + 1)
+    marks = (batch.lengths, batch.q_lengths, batch.cu_seqlens, batch.cu_seqlens_q)
+    return tuple(_cuts(x, count) for x, count in zip(marks, counts, strict=True))
 
 
 def _cuts(x: Tensor | None, count: int) -> Tensor | None:
