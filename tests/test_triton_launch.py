@@ -55,7 +55,9 @@ def test_a_compiled_kernel_is_started_as_triton_starts_it(on_a_gpu):
         (n, 1, 1, 99, 7, (8, 1, 0), None, None, None, x.data_ptr(), 10 * n, 0.5, 64, True) for n in (3, 5)
     ]
     calls = inspect.getsource(JITFunction.run)  # the convention of the Triton that is here
-    assert "kernel.run(grid_0, grid_1, grid_2, stream, kernel.function, kernel.packed_metadata, launch_metadata" in calls
+    assert (
+        "kernel.run(grid_0, grid_1, grid_2, stream, kernel.function, kernel.packed_metadata, launch_metadata" in calls
+    )
 
 
 def test_other_dtypes_and_constants_are_compiled_anew(on_a_gpu):

@@ -137,8 +137,8 @@ def store_sum(base, row, x, D: tl.constexpr):
 def column(live, NARROW: tl.constexpr):
     """[T, COLUMNS]: in the first column ones where a token is live. φᵀ times it adds features up, as φᵀ v does.
 
-    A sum is then one more product, at tensor cores' speed, in the registers where the products are: added up as a vector
-    beside S it took 100 registers of each thread more.
+    A sum is then one more product, at tensor cores' speed, in the registers where the products are: added up as a
+    vector beside S it took 100 registers of each thread more.
     """
     first = tl.arange(0, COLUMNS)[None, :] == 0
     return tl.where(first & live[:, None], 1.0, 0.0).to(NARROW)
