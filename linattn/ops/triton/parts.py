@@ -1,14 +1,16 @@
 """The backward kernels for wide heads, and for sums over all keys: queries first, then keys and values.
 
-    dq_kernel     dφq = dA φk + g S'ᵀ + dden z         forward in time, S running (or all of it, not causal); keeps dden
-    dkv_kernel    dφk = dAᵀ φq + v' dSᵀ + dz    dv = Aᵀ g + φk dS      backward in time, dS running (or all of it)
+    dq_kernel     dφq = (tril(do v'ᵀ + e 1ᵀ) φk + do S'ᵀ + e z) / den    forward in time, S running (or all of it, not
+                  causal); keeps e = −ψ·(tril(do v'ᵀ) φk + do S'ᵀ)
+    dkv_kernel    dφk = tril(do v'ᵀ + e 1ᵀ)ᵀ ψ + v' dSᵀ + dz    dv = tril(ψ φkᵀ)ᵀ do + φk dS
+                  backward in time, dS running (or all of it)
 
-    A = tril(φq φkᵀ)    dA = tril(g v'ᵀ + dden 1ᵀ)    g = dout / den         (equations 6 to 8; v' and S' by equation 9)
+ψ = φq / den, and e is dden times den (equations 6 to 8; v' and S' by equation 9). See sweep.py for why.
 
 One state is held at a time, where the single sweep of sweep.py holds two. When even one is too much for the registers,
 a program of dq has a block of features and one of dkv either a block of features (for dk) or one of values (for dv).
 
-Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D, 16 equal columns]
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D, 16 columns to be added]
        BF features, BV values a block
 """
 
@@ -144,7 +146,6 @@ def dq_kernel(
         else:
             counted = S.to(NARROW)
         dphi_q = tl.dot(x_do, tl.trans(counted), input_precision=PRECISION)
-        until = tl.broadcast_to(until[None, :], (BT, BF))
         if CAUSAL:
             x_k = load_tile(k, k_time, token, real, mine, D, BF)
             x_v = load_tile(v, v_time, token, real, value, M, BM).to(NARROW)
@@ -158,7 +159,6 @@ def dq_kernel(
             dphi_q = tl.dot(dweights, phi_k, dphi_q, input_precision=PRECISION)
             if NORMALIZE:
                 z = tl.dot(tl.trans(phi_k), column(live, NARROW), z, input_precision=PRECISION)
-                until = tl.dot(tl.where(seen, 1.0, 0.0).to(NARROW), phi_k, until, input_precision=PRECISION)
         steep = slope(x_q.to(tl.float32), root, MAP)
         if NORMALIZE:
             den = tl.load(den_in + token, mask=live, other=float("inf"))  # then dq is 0
@@ -173,7 +173,10 @@ def dq_kernel(
             if block == 0:
                 tl.store(e_out + token, e, mask=token < size)
             steep *= inverse[:, None]
-            dphi_q += e[:, None] * until
+            dphi_q += e[:, None] * until[None, :]
+            if CAUSAL:
+                within = tl.where(seen, e[:, None], 0.0).to(NARROW)
+                dphi_q = tl.dot(within, phi_k, dphi_q, input_precision=PRECISION)
         dphi_q *= steep
         if LAYOUT == "padded" and not NORMALIZE:
             dphi_q = tl.where(live[:, None], dphi_q, 0.0)

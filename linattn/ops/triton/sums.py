@@ -1,7 +1,7 @@
 """Sums over units (segments of sequences), and their running totals: what segments tell each other.
 
     keys        kv_u = Σ φ(k)ᵀ v            z_u = Σ φ(k)                                        (equation 2)
-    queries     dS_u = Σ φ(q)ᵀ g            dz_u = Σ dden φ(q)      g = dout / den    dden = −g·(out − c)   (equation 8)
+    queries     dS_u = Σ ψᵀ dout            dz_u = Σ e ψ            ψ = φ(q) / den    e = −dout·(out − c)   (equation 8)
 
 `sums` makes them for each unit, all at once; `scan` turns them into running totals, forward in time for keys,
 backward for queries, and leaves the total of each sequence. c is where values are counted from (equation 9).

@@ -1,7 +1,11 @@
 """The backward kernel for narrow heads: all three gradients in one walk from the last token to the first.
 
-    A = tril(φq φkᵀ)    dA = tril(g v'ᵀ + dden 1ᵀ)    g = dout / den    dden = −(Σ_j A dA + φq·(g S'ᵀ)) / den     (6, 7)
-    dφq = dA φk + g S'ᵀ + dden z    dφk = dAᵀ φq + v' dSᵀ + dz    dv = Aᵀ g + φk dS    dS += φqᵀ g    dz += φqᵀ dden (8)
+    ψ = φq / den    e = −ψ·(tril(do v'ᵀ) φk + do S'ᵀ)                                  (6, 7; e is dden times den)
+    dφq = (tril(do v'ᵀ + e 1ᵀ) φk + do S'ᵀ + e z) / den
+    dφk = tril(do v'ᵀ + e 1ᵀ)ᵀ ψ + v' dSᵀ + dz    dv = tril(ψ φkᵀ)ᵀ do + φk dS    dS += ψᵀ do    dz += ψᵀ e        (8)
+
+Only φq is divided by the denominators, so that v and the output's gradient enter products as they come from memory:
+a chunk's time is that of its instructions as much as that of its bytes, and most of them are work on single numbers.
 
 The sums S, z before a chunk are needed with those after it already known, so the state is run backwards: S −= φkᵀ v. It
 starts anew from what the forward pass kept at the end of each segment (in a short sequence from its own sums, made in a
@@ -10,7 +14,7 @@ lose exactly what the forward pass added. What rounding leaves of that is 10⁻�
 16-bit gradient, a hundred times too much for a float32 one, which takes parts.py. The transposed tables are products
 of their own and not transposes of A and dA: Triton 3.4 to 3.7 gives wrong results for those on Hopper.
 
-Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D, 16 equal columns]
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D, 16 columns to be added]
 """
 
 # Kernels are compiled by Triton and not run by Python, whose type checker cannot follow them.
