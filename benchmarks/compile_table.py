@@ -7,7 +7,9 @@ Why     Registers, spills and shared memory decide how many programs a multiproc
 How     TRITON_INTERPRET=0 python -m benchmarks.compile_table [--kernel sweep] [--width 64] [--dtype bf16] [--out FILE]
         A minute for one width, ten for all of them.
 Out     A line for each kernel: registers of a thread, bytes spilled, bytes of shared memory, programs that fit one
-        multiprocessor of an H100 or H200. With --out also as JSON. It ends with 1 where a kernel spills.
+        multiprocessor of an H100 or H200, and instructions that all warps of a program issue for a token (of the
+        longest innermost loop). A multiprocessor issues at most four a cycle, so memory is not all that takes time.
+        With --out also as JSON. It ends with 1 where a kernel spills.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Row:
     registers: int
     spilled: int
     shared: int
+    issued: float
 
     @property
     def programs(self) -> int:
@@ -75,17 +78,18 @@ def main(
     kernel: Annotated[list[str] | None, typer.Option(help="Only these kernels.")] = None,
     width: Annotated[list[int] | None, typer.Option(help="Only these widths of a head.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="bf16, fp32 or fp16")] = None,
+    call: Annotated[list[str] | None, typer.Option(help='Only these calls of the operator, as "whole mean".')] = None,
     out: Annotated[Path | None, typer.Option(help="A .json file.")] = None,
 ):
     """Compile the launch table for sm_90a, and print what each kernel needs."""
-    names = ("warps", "regs", "spill", "shared", "programs")
+    names = ("warps", "regs", "spill", "shared", "programs", "issued")
     print(f"{'kernel':8} {'width':>5} {'dtype':5} {'call':20}" + "".join(f" {name:>8}" for name in names))
     rows = []
-    for row in compiled_rows(kernel or (), width or WIDTHS, dtype or ("bf16", "fp32")):
+    for row in compiled_rows(kernel, width or WIDTHS, dtype or ("bf16", "fp32"), call):
         rows.append(row)
         print(
             f"{row.kernel:8} {row.width:5} {row.dtype:5} {row.call:20} {row.warps:8} {row.registers:8} {row.spilled:8} "
-            f"{row.shared:8} {row.programs:8}",
+            f"{row.shared:8} {row.programs:8} {row.issued:8.0f}",
             flush=True,
         )
     if out is not None:
@@ -102,7 +106,7 @@ def main(
     raise typer.Exit(1 if bad else 0)
 
 
-def compiled_rows(kernels: Any, widths: Any, dtypes: Any) -> Iterator[Row]:
+def compiled_rows(kernels: Any, widths: Any, dtypes: Any, chosen: Any) -> Iterator[Row]:
     """Every kernel once for each set of constants, in the order in which calls start them."""
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         raise typer.BadParameter("kernels are interpreted here: set TRITON_INTERPRET=0 to compile them")
@@ -119,6 +123,8 @@ def compiled_rows(kernels: Any, widths: Any, dtypes: Any) -> Iterator[Row]:
     for width in widths:
         for dtype in dtypes:
             for name, call in calls(width, DTYPES[dtype]):
+                if chosen and name not in chosen:
+                    continue
                 launches.clear()
                 call()
                 for kernel, arguments, constants, warps in launches:
@@ -133,7 +139,11 @@ def compiled_rows(kernels: Any, widths: Any, dtypes: Any) -> Iterator[Row]:
                         continue
                     seen.add(key)
                     made = kernel.warmup(*arguments, *constants, grid=(1,), num_warps=warps)
-                    yield Row(short, width, dtype, name, warps, *resources(made.asm["ptx"]), made.metadata.shared)
+                    registers, spilled, loop = resources(made.asm["ptx"])
+                    names = list(kernel.signature.parameters)
+                    tokens = constants[names.index("BT") - len(arguments)] if "BT" in names else 1
+                    issued = loop * warps / tokens
+                    yield Row(short, width, dtype, name, warps, registers, spilled, made.metadata.shared, issued)
 
 
 def calls(width: int, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
@@ -161,19 +171,39 @@ def calls(width: int, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
     yield "whole mean, lengths", lambda: forward_and_backward(512, 256, True, True, "padded")
 
 
-def resources(ptx: str) -> tuple[int, int]:
-    """(registers of a thread, bytes spilled), as ptxas tells them."""
+def resources(ptx: str) -> tuple[int, int, int]:
+    """(registers of a thread, bytes spilled, instructions of the longest innermost loop), as NVIDIA's tools tell."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     assembler = get_ptxas(TARGET[1])
-    path = getattr(assembler, "path", assembler)
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [str(path), "-v", "--gpu-name=sm_90a", file.name, "-o", os.devnull]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    path = Path(getattr(assembler, "path", assembler))
+    with tempfile.TemporaryDirectory() as folder:
+        source, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        said = tell(path, "-v", "--gpu-name=sm_90a", source, "-o", binary).stderr
+        listing = tell(path.with_name("nvdisasm"), "-c", binary).stdout
     registers = max(int(n) for n in re.findall(r"Used (\d+) registers", said))
-    return registers, sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", said))
+    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", said))
+    return registers, spilled, longest_loop(listing)
+
+
+def tell(*command: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
+
+
+def longest_loop(listing: str) -> int:
+    """Instructions between a label and a jump back to it, where no other loop lies between."""
+    number, labels, loops = 0, {}, []
+    for line in listing.splitlines():
+        if label := re.match(r"\s*(\.L\w+):", line):
+            labels[label[1]] = number
+        elif re.match(r"\s*/\*[0-9a-f]{4,}\*/", line):
+            number += 1
+            jump = re.search(r"\bBRA\b.*`\((\.L\w+)\)", line)
+            if jump and jump[1] in labels:
+                loops.append((labels[jump[1]], number))
+    inner = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    return max((end - begin for begin, end in inner), default=0)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import elu, scaled_dot_product_attention
 
 from benchmarks.timing import backward_bytes, floor_time, forward_bytes, num_sets, replay_time, wall_time
+from benchmarks.workers import Worker
 from linattn import linear_attention
 from linattn.bench.machine import environment
 from linattn.bench.report import heading, save_json
@@ -36,6 +37,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 LONGEST = 0.3  # seconds: a rival that would take longer (4 times the time for twice the tokens) is left out
 OURS = "linattn"
+Before = dict[tuple[Any, ...], float]
 
 
 @dataclass(frozen=True)
@@ -75,23 +77,33 @@ def main(
     """Measure the operator on a GPU."""
     if device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    about, begin, rows = environment(), time.monotonic(), []
+    about, begin, rows, worker = environment(), time.monotonic(), [], Worker(measure)
     print(heading(about), flush=True)
-    before: dict[tuple[Any, ...], float] = {}
+    before: Before = {}
     for size in TINY if tiny else (*TRAINING, *SHORT, *LONG):
         if time.monotonic() - begin > 60 * minutes:
             print("out of time: the sizes that are left were not measured")
             break
         for mode in ("forward", "forward+backward"):
-            row = measure(size, mode, device, before)
+            job = (size, mode, device, before)
+            row, said = worker.ask(job, 90.0) if device == "cuda" else (measure(job), "")
+            row = row or Row(size, mode, float("nan"), {}, {}, {OURS: said})
+            before |= {before_key(name, row): t for name, t in row.seconds.items()}
             rows.append(row)
             print(line(row), flush=True)
             save_json({"environment": about, "rows": [asdict(row) for row in rows]}, "operator", out)
+    worker.end()
     print(f"written: {save_json({'environment': about, 'rows': [asdict(row) for row in rows]}, 'operator', out)}")
 
 
-def measure(size: Size, mode: str, device: str, before: dict[tuple[Any, ...], float]) -> Row:
-    """`before` remembers what each rival took, to guess what it would take next."""
+def before_key(name: str, row: Row) -> tuple[Any, ...]:
+    return name, row.mode, row.size.batch, row.size.heads, row.size.width
+
+
+def measure(job: tuple[Size, str, str, Before]) -> Row:
+    """In a process of its own: a rival or a kernel that loses the device costs its row. The job brings what each rival
+    took before, to guess what it would take next."""
+    size, mode, device, before = job
     shape, backward = (size.batch, size.heads, size.tokens, size.width), mode != "forward"
     num_bytes = forward_bytes(*shape, itemsize=2) + backward_bytes(*shape, itemsize=2) * backward
     sets = num_sets(forward_bytes(*shape, itemsize=2), device)
@@ -108,7 +120,6 @@ def measure(size: Size, mode: str, device: str, before: dict[tuple[Any, ...], fl
         except (RuntimeError, ImportError, ValueError, AssertionError) as error:
             missing[name] = str(error).strip().partition("\n")[0][:200]
             continue
-        before[key] = seconds[name]
     return Row(size, mode, floor_time(num_bytes, device), seconds, wall, missing)
 
 

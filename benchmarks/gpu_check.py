@@ -7,18 +7,18 @@ What    Outputs, final states and every gradient of every kernel (head widths, d
         than the first, tensors over 2^31 elements, a small model trained as on the CPU.
 Why     The interpreter runs the kernels' source with numpy. Layouts, narrow products, races and the compiler's mistakes
         (Triton 3.4 to 3.7 on Hopper: wrong products of transposed products) exist on the device alone.
-How     python -m benchmarks.gpu_check [--seed N] [--workers 12] [--minutes 8]      on a GPU; run it first
+How     python -m benchmarks.gpu_check [--seed N] [--workers 12] [--minutes 8] [--width 64] [--dtype bf16]
         TRITON_INTERPRET=1 python -m benchmarks.gpu_check --device cpu --tiny       tries the script
         compute-sanitizer python -m benchmarks.gpu_check --workers 1 --sanitize     out-of-bounds accesses, once a table
-Out     Its seed, a line for each failure, and a table of the largest error over the allowed one (1 is the limit) by
-        dtype, width and way. All checks as JSON (--out FILE). It ends with 1 if one failed.
+        What matters most comes first. A check that crashes its process, or hangs, fails; the others go on.
+Out     Its seed, a line for each check, and a table of the largest error over the allowed one (1 is the limit) by
+        dtype, width and way. All checks as JSON (--out FILE), written as they end. It ends with 1 if one failed.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import sys
 import threading
@@ -32,16 +32,18 @@ import numpy as np
 import torch
 import typer
 
+from benchmarks.workers import spread
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import oracle
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-WIDTHS = ((16, 16), (24, 40), (32, 32), (64, 64), (48, 100), (128, 128), (100, 64), (192, 256), (256, 256))
+WIDTHS = ((64, 64), (32, 32), (128, 128), (16, 16), (24, 40), (48, 100), (100, 64), (256, 256), (192, 256))
 # way: (batch, time, heads, key heads, causal, layout)
 WAYS: dict[str, tuple[int, int, int, int, bool, dict[str, list[int]]]] = {
-    "whole": (64, 100, 6, 3, True, {}),
-    "long": (40, 650, 6, 6, True, {}),
+    "whole": (8, 100, 6, 3, True, {}),
+    "long": (34, 650, 6, 6, True, {}),
     "segments": (1, 1500, 2, 1, True, {}),
     "full": (2, 600, 4, 2, False, {}),
     "padded": (3, 1300, 2, 2, True, {"lengths": [1300, 0, 777]}),
@@ -73,6 +75,7 @@ class Verdict:
     ratios: dict[str, float] = field(default_factory=dict)
     said: str = ""
     check: Check | None = None
+    curves: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -87,6 +90,9 @@ def main(
     minutes: Annotated[float, typer.Option(help="No new check is begun after so long.")] = 8.0,
     tiny: Annotated[bool, typer.Option("--tiny", help="A few short calls.")] = False,
     sanitize: Annotated[bool, typer.Option("--sanitize", help="Small, for compute-sanitizer.")] = False,
+    width: Annotated[list[int] | None, typer.Option(help="Only heads of so many features.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Only these: bf16, fp16, fp32.")] = None,
+    special: Annotated[bool, typer.Option(help="Streams, threads, graphs, training too.")] = True,
     out: Annotated[Path | None, typer.Option(help="A .json file.")] = None,
 ):
     """Check the GPU's kernels against float64."""
@@ -94,60 +100,74 @@ def main(
         os.environ.setdefault("TRITON_INTERPRET", "1")
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     print(f"seed {seed}", flush=True)
-    begin = time.monotonic()
+    until, verdicts, curves = time.monotonic() + 60 * minutes, [], {}
     few = all_checks(seed)[:: 37 if tiny else 3 if sanitize else 1]
-    jobs = [(check, device, tiny or sanitize, begin + 60 * minutes) for check in few]
-    verdicts = []
-    for verdict in spread(jobs, workers if device == "cuda" else 1):
+    few = [c for c in few if c.width in (width or [c.width]) and c.dtype in (dtype or [c.dtype])]
+    jobs: list[Any] = [(check, device, tiny or sanitize) for check in few]
+    if special and device == "cuda" and not sanitize:
+        jobs += list(SPECIAL)
+    for verdict in verdicts_of(jobs, workers if device == "cuda" else 1, until):
         verdicts.append(verdict)
-        if not verdict.passed:
-            print(f"FAILED {verdict.name}: {verdict.said or worst(verdict)}", flush=True)
-    for name, special in SPECIAL.items():
-        if device == "cuda" and not sanitize:
-            verdicts.append(guarded(name, special))
-            print(f"{'ok    ' if verdicts[-1].passed else 'FAILED'} {name} {verdicts[-1].said}", flush=True)
+        print(line(verdict), flush=True)
+        curves |= verdict.curves
+        if out is not None:
+            save(out, {"seed": seed, "not_begun": len(jobs) - len(verdicts), "curves": curves}, verdicts)
     print(summary(verdicts))
-    if out is not None:
-        from linattn.bench.machine import environment
-
-        made = [asdict(v) | {"passed": v.passed} for v in verdicts]
-        out.write_text(json.dumps({"environment": environment(), "seed": seed, "checks": made}, indent=1) + "\n")
     failed = sum(not v.passed for v in verdicts)
-    left = len(few) - sum(v.check is not None for v in verdicts)
-    print(f"{len(verdicts)} checks, {failed} failed, {left} not begun, seed {seed}")
+    print(f"{len(verdicts)} checks, {failed} failed, {len(jobs) - len(verdicts)} not begun, seed {seed}")
     raise typer.Exit(1 if failed else 0)
+
+
+def save(out: Path, about: dict[str, Any], verdicts: list[Verdict]) -> None:
+    from linattn.bench.machine import environment
+
+    made = [asdict(v) | {"passed": v.passed} for v in verdicts]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"environment": environment(), **about, "checks": made}, indent=1) + "\n")
+
+
+def line(verdict: Verdict) -> str:
+    largest = max(verdict.ratios.values(), default=0.0)
+    found = verdict.said or (worst(verdict) if not verdict.passed else f"{largest:.2f}" if verdict.ratios else "")
+    return f"{'ok    ' if verdict.passed else 'FAILED'} {verdict.name}: {found}"
 
 
 def all_checks(seed: int) -> list[Check]:
     """Every way at every width in every dtype; map, normaliser and state move on with them."""
     made = []
-    for n, (way, (width, values), dtype) in enumerate(itertools.product(WAYS, WIDTHS, DTYPES)):
-        name = oracle.ELEMENTWISE[n % len(oracle.ELEMENTWISE)]
+    for n, ((width, values), dtype, way) in enumerate(itertools.product(WIDTHS, DTYPES, WAYS)):
+        name = oracle.ELEMENTWISE[(n + n // len(WAYS)) % len(oracle.ELEMENTWISE)]
         made.append(Check(way, width, values, dtype, name, n % 4 != 1, n % 3 == 0, seed + n))
-    return made
+    order = list(DTYPES)
+    return sorted(made, key=lambda c: (order.index(c.dtype) > 0, c.width > 128))  # bfloat16 first, the widest last
 
 
-def spread(jobs: list[Any], workers: int) -> Iterator[Verdict]:
+def verdicts_of(jobs: list[Any], workers: int, until: float) -> Iterator[Verdict]:
     """In processes of their own, in the order in which they end; in this one where there is but one worker."""
     if workers == 1:
-        yield from (verdict for verdict in map(run_check, jobs) if verdict is not None)
+        yield from (run_job(job) for job in jobs if time.monotonic() < until)
         return
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        yield from (verdict for verdict in pool.imap_unordered(run_check, jobs) if verdict is not None)
+    for job, verdict, said in spread(run_job, jobs, workers, seconds=150.0, until=until):
+        if verdict is None:
+            verdict = Verdict(job, said=said) if isinstance(job, str) else Verdict(named(job[0]), {}, said, job[0])
+        yield verdict
 
 
-def run_check(job: tuple[Check, str, bool, float]) -> Verdict | None:
-    check, device, small, deadline = job
-    if time.monotonic() > deadline:
-        return None
+def named(check: Check) -> str:
+    return f"{check.way} {check.feature_map} D{check.width} M{check.values} {check.dtype} seed {check.seed}"
+
+
+def run_job(job: tuple[Check, str, bool] | str) -> Verdict:
+    if isinstance(job, str):
+        return guarded(job, SPECIAL[job])
+    check, device, small = job
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
-    name = f"{check.way} {check.feature_map} D{check.width} M{check.values} {check.dtype} seed {check.seed}"
     try:
-        return Verdict(name, compare(check, device, small), check=check)
+        return Verdict(named(check), compare(check, device, small), check=check)
     except Exception as error:  # one failure must not hide the others
-        return Verdict(name, said=f"{type(error).__name__}: {str(error)[:300]}", check=check)
+        return Verdict(named(check), said=f"{type(error).__name__}: {str(error)[:300]}", check=check)
 
 
 def compare(check: Check, device: str, small: bool) -> dict[str, float]:
@@ -276,9 +296,10 @@ def phi(x: torch.Tensor, name: str) -> torch.Tensor:
     return PHI[name](x)
 
 
-def guarded(name: str, special: Callable[[], str]) -> Verdict:
+def guarded(name: str, special: Callable[[], Any]) -> Verdict:
     try:
-        return Verdict(name, said=special())
+        found = special()  # what is wrong, if anything, and losses
+        return Verdict(name, said=found) if isinstance(found, str) else Verdict(name, said=found[0], curves=found[1])
     except Exception as error:
         return Verdict(name, said=f"{type(error).__name__}: {str(error)[:300]}")
 
@@ -371,8 +392,7 @@ def without_waiting() -> str:
 
 
 def another_device() -> str:
-    if torch.cuda.device_count() < 2:
-        print("       (one device only: the other one is not checked)")
+    if torch.cuda.device_count() < 2:  # nothing to check
         return ""
     x = tokens(2, 1500, 4, 64)
     there = [t.detach().to("cuda:1").requires_grad_(t.requires_grad) for t in x]
@@ -394,7 +414,7 @@ def over_two_to_the_31() -> str:
     return "" if error <= 0.02 * scale and scale > 0 else f"error {error:.2e} on a signal of {scale:.2e}"
 
 
-def training_as_on_the_cpu() -> str:
+def training_as_on_the_cpu() -> tuple[str, dict[str, list[float]]]:
     """A small model, the same seed, 30 steps: the losses stay within bfloat16's noise of each other."""
     from linattn import Layer, Stack
 
@@ -420,12 +440,13 @@ def training_as_on_the_cpu() -> str:
     torch.use_deterministic_algorithms(False)
     exact, got = losses("cpu", autocast=False), losses("cuda", autocast=True)
     worst_step = max(abs(a - b) / a for a, b in zip(exact, got, strict=True))
+    curves = {"cpu, float32": exact, "cuda, bfloat16": got}
     if worst_step < 0.03 and exact[-1] < 0.9 * exact[0]:
-        return ""
-    return f"the losses part by {worst_step:.1%} and end at {exact[-1]:.3f} and {got[-1]:.3f}"
+        return "", curves
+    return f"the losses part by {worst_step:.1%} and end at {exact[-1]:.3f} and {got[-1]:.3f}", curves
 
 
-SPECIAL: dict[str, Callable[[], str]] = {
+SPECIAL: dict[str, Callable[[], Any]] = {
     "two streams": two_streams,
     "two threads": two_threads,
     "in a CUDA graph": in_a_graph,

@@ -3,9 +3,11 @@
 What    For every row a handful of candidates is timed inside the call that starts the kernel; the fastest that gives
         the same numbers is kept. Then widths up to 64 are timed with all gradients in one sweep and in two parts.
 Why     The best sizes follow from registers and shared memory in ways that nobody can foresee. They are looked for
-        here, once a machine, and never while a program runs.
+        here, once a machine, and never while a program runs. Candidates are few and in the order of their promise:
+        what spills least and issues the fewest instructions a token by what the compiler says.
 How     python -m benchmarks.tune [--minutes 9] [--workers 12] [--width 64] [--kernel forward]     on a GPU
         It can be stopped and goes on where it was: what was timed is in --log (out/tune.json), a line a candidate.
+        All are compiled beside the timing. One that crashes or hangs costs its process, and is no candidate.
         TRITON_INTERPRET=1 python -m benchmarks.tune --device cpu --tiny --no-write      tries the script
 Out     linattn/ops/triton/launch_table.json with the machine's name, after each row, and a line for each.
         Then: `make lint test`, `python -m benchmarks.gpu_check`, `python -m benchmarks.gpu`, and commit the table.
@@ -13,10 +15,9 @@ Out     linattn/ops/triton/launch_table.json with the machine's name, after each
 
 from __future__ import annotations
 
-import itertools
 import json
-import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ import torch
 import typer
 
 from benchmarks.timing import num_sets, replay_time
+from benchmarks.workers import Worker, spread
 from linattn.ops.triton import table
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -37,8 +39,8 @@ SHAPES = {
     "forward": (16, 2048, 16),
     "sums": (1, 65536, 16),
     "sweep": (16, 2048, 16),
-    "dq": (8, 2048, 16),
-    "dkv": (8, 2048, 16),
+    "dq": (16, 2048, 16),
+    "dkv": (16, 2048, 16),
 }
 
 
@@ -61,31 +63,57 @@ def main(
     timed: dict[str, float | str] = json.loads(log.read_text()) if log.exists() else {}
     chosen = [(k, p, w) for p in precision or PRECISIONS for w in width or WIDTHS for k in kernel or KERNELS]
     rows = [row for row in chosen if "sweep" not in row or int(row[2]) <= 64]
-    for name, dtype, size in rows[:1] if tiny else rows:
-        options = candidates(name, size)[: 2 if tiny else None]
-        new = [c for c in options if label(name, dtype, size, c) not in timed]
-        compile_ahead(device, [(name, dtype, size, c) for c in new], workers)
-        for candidate in new:
-            if time.monotonic() > deadline:
-                print("out of time: call again, and it goes on from here")
-                return
-            timed[label(name, dtype, size, candidate)] = attempt(name, dtype, size, candidate, device, tiny)
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(json.dumps(timed, indent=0))
-        keep_best(name, dtype, size, options, timed)
-        if write:
-            save(device)
-    choose_sweep(timed)
-    if write:
-        save(device)
+    jobs = [(*row, c) for row in (rows[:1] if tiny else rows) for c in candidates(*row)[: 2 if tiny else None]]
+    jobs = [job for job in jobs if label(*job) not in timed]
+    compiled = compile_beside(device, jobs, workers, deadline)
+    timer = Worker(attempt)
+    for n, job in enumerate(jobs):
+        while time.monotonic() < deadline and not compiled(job):
+            time.sleep(0.1)
+        if time.monotonic() > deadline:
+            print("out of time: call again, and it goes on from here")
+            break
+        given = (*job, table._table(), device, tiny)
+        result, said = timer.ask(given, 60.0) if device == "cuda" else (attempt(given), "")
+        timed[label(*job)] = said or result
+        print(f"{label(*job):32} {said or told(result)}", flush=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(json.dumps(timed, indent=0))
+        if n + 1 == len(jobs) or jobs[n + 1][:3] != job[:3]:
+            keep_best(*job[:3], timed)
+            choose_sweep(timed)
+            if write:
+                save(device)
+    timer.end()
 
 
-def candidates(kernel: str, width: int) -> list[tuple[int, int, int, int]]:
-    """(tokens, block, warps, stages)."""
-    tokens = (64, 32, 128) if width <= 128 else (32, 16, 64)
-    blocks = (0,) if width <= 64 or kernel == "sweep" else (64, 0) if width == 128 else (64, 32, 128)
-    stages = (3, 2, 1) if kernel in ("forward", "sums") else (2, 1)
-    return list(itertools.product(tokens, blocks, (4, 8), stages))
+def told(result: float | str) -> str:
+    return result if isinstance(result, str) else f"{result * 1e6:10.1f} us"
+
+
+NARROW_TILES = {  # (tokens, block, warps, stages) of heads up to 64, in bfloat16
+    "forward": [(64, 0, 4, 3), (64, 0, 4, 2), (32, 0, 4, 3), (64, 0, 8, 2), (128, 0, 8, 2), (128, 0, 4, 2)],
+    "sums": [(64, 0, 4, 3), (128, 0, 4, 2), (128, 0, 8, 2), (32, 0, 4, 3), (64, 0, 2, 3)],
+    "sweep": [(64, 0, 4, 2), (32, 0, 4, 2), (64, 0, 4, 1), (64, 0, 8, 2)],
+    "dq": [(64, 0, 4, 2), (64, 0, 4, 1), (64, 0, 8, 2), (32, 0, 4, 2), (128, 0, 8, 1)],
+    "dkv": [(64, 0, 4, 2), (64, 0, 4, 1), (64, 0, 8, 2), (32, 0, 4, 2), (128, 0, 8, 1)],
+}
+TWO_WARPS = [(32, 0, 2, 2), (32, 0, 2, 3), (32, 0, 2, 1), (64, 0, 2, 2)]  # where the whole state fits two warps
+WIDE_TILES = [(64, 64, 8, 2), (64, 64, 4, 2), (32, 64, 8, 2), (64, 64, 8, 1), (64, 0, 8, 2), (64, 0, 8, 1)]
+WIDEST_TILES = [(32, 64, 8, 1), (64, 64, 8, 1), (32, 32, 8, 1), (32, 32, 4, 1), (16, 64, 8, 1), (64, 32, 4, 1)]
+FLOAT_TILES = [(32, 0, 4, 2), (32, 0, 4, 1), (64, 0, 8, 1), (16, 0, 4, 1), (32, 64, 8, 1), (16, 32, 8, 1)]
+
+
+def candidates(kernel: str, precision: str, width: int) -> list[tuple[int, int, int, int]]:
+    """(tokens, block, warps, stages), the row that the table has first."""
+    now = tuple(table._table()["tiles"][kernel][precision].get(str(width), ()))
+    if precision == "fp32":
+        made = [c for c in FLOAT_TILES if (c[1] == 0) == (width <= 64)]
+    elif width <= 64:
+        made = TWO_WARPS * (width <= 32) + NARROW_TILES[kernel]
+    else:
+        made = WIDE_TILES if width == 128 else WIDEST_TILES
+    return [*([now] if now else []), *(c for c in made if c != now)]  # type: ignore[list-item]
 
 
 def label(kernel: str, precision: str, width: int, candidate: tuple[int, ...]) -> str:
@@ -103,13 +131,13 @@ def put(kernel: str, precision: str, width: int, candidate: tuple[int, ...]) -> 
         cached.cache_clear()
 
 
-def attempt(
-    kernel: str, precision: str, width: int, candidate: tuple[int, ...], device: str, tiny: bool
-) -> float | str:
-    """Seconds of a call, or why there is none."""
+def attempt(job: tuple[str, str, int, tuple[int, ...], dict[str, Any], str, bool]) -> float | str:
+    """Seconds of a call, or why there is none. The job brings the table as it is by now."""
+    kernel, precision, width, candidate, rows, device, tiny = job
+    table._table().update(rows)
+    want = call(kernel, precision, width, device, tiny, seed=0)()
     before, sweep = table._table()["tiles"][kernel][precision][str(width)], table._table()["sweep"]
     try:
-        want = call(kernel, precision, width, device, tiny, seed=0)()
         put(kernel, precision, width, candidate)
         got = call(kernel, precision, width, device, tiny, seed=0)()
         for g, w in zip(got, want, strict=True):
@@ -117,9 +145,7 @@ def attempt(
             if not error <= 0.03 * scale:
                 return f"wrong: error {error:.1e} on a signal of {scale:.1e}"
         sets = num_sets(sum(g.nbytes for g in got) * 2, device)
-        seconds = replay_time([call(kernel, precision, width, device, tiny, seed=n) for n in range(sets)], device, 0.05)
-        print(f"{label(kernel, precision, width, candidate):32} {seconds * 1e6:10.1f} us", flush=True)
-        return seconds
+        return replay_time([call(kernel, precision, width, device, tiny, seed=n) for n in range(sets)], device, 0.05)
     except Exception as error:  # too much shared memory, or the compiler gives up: not a candidate
         return f"{type(error).__name__}: {str(error)[:120]}"
     finally:
@@ -136,7 +162,8 @@ def call(kernel: str, precision: str, width: int, device: str, tiny: bool, seed:
     batch, length, heads = (1, 100, 1) if tiny else SHAPES[kernel]
     torch.manual_seed(seed)
     shape = (batch, length, max(1, heads * 64 // width) if not tiny else 1, width)
-    q, k, v, dout = (torch.randn(shape, device=device).to(PRECISIONS[precision]) for _ in range(4))
+    made = torch.randn if device != "cpu" or tiny else torch.empty  # on the CPU it is only compiled
+    q, k, v, dout = (made(shape, device=device).to(PRECISIONS[precision]) for _ in range(4))
     form, none = Form(resolve("elu"), 1.0, True, True, None), Batch()
     if kernel in ("forward", "sums"):
         return lambda: gpu.forward(q, k, v, form, None, none, False, False)[:1]
@@ -144,13 +171,19 @@ def call(kernel: str, precision: str, width: int, device: str, tiny: bool, seed:
     return lambda: gpu.backward(q, k, v, form, None, none, dout, None, None, out, *kept)[:3]
 
 
-def compile_ahead(device: str, jobs: list[Any], workers: int) -> None:
-    """In processes of their own, into Triton's cache on disk, for the device that is here."""
+def compile_beside(device: str, jobs: list[Any], workers: int, deadline: float) -> Callable[[Any], bool]:
+    """In processes of their own, into Triton's cache on disk, for the device that is here -> whether a job is done."""
     if torch.device(device).type != "cuda" or workers < 2 or not jobs:
-        return
+        return lambda job: True
     major, minor = torch.cuda.get_device_capability()
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        list(pool.imap_unordered(compile_one, [(10 * major + minor, *job) for job in jobs]))
+    done: set[str] = set()
+
+    def work() -> None:
+        for job, _, _ in spread(compile_one, [(10 * major + minor, *job) for job in jobs], workers, 120.0, deadline):
+            done.add(label(*job[1:]))
+
+    threading.Thread(target=work, daemon=True).start()
+    return lambda job: label(*job) in done
 
 
 def compile_one(job: tuple[int, str, str, int, tuple[int, ...]]) -> None:
@@ -178,14 +211,14 @@ def compile_one(job: tuple[int, str, str, int, tuple[int, ...]]) -> None:
 def measured(
     kernel: str, precision: str, width: int, timed: dict[str, float | str]
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
-    for candidate in candidates(kernel, width):
-        seconds = timed.get(label(kernel, precision, width, candidate))
-        if isinstance(seconds, float):
-            yield seconds, candidate
+    begin = f"{kernel} {precision} {width} "
+    for name, seconds in timed.items():
+        if name.startswith(begin) and isinstance(seconds, float):
+            yield seconds, tuple(int(n) for n in name.removeprefix(begin).split())
 
 
-def keep_best(kernel: str, precision: str, width: int, options: Any, timed: dict[str, float | str]) -> None:
-    best = min((m for m in measured(kernel, precision, width, timed) if m[1] in options), default=None)
+def keep_best(kernel: str, precision: str, width: int, timed: dict[str, float | str]) -> None:
+    best = min(measured(kernel, precision, width, timed), default=None)
     if best is None:
         print(f"{kernel} {precision} {width}: no candidate ran; the row stays")
         return
@@ -197,14 +230,13 @@ def keep_best(kernel: str, precision: str, width: int, options: Any, timed: dict
 
 def choose_sweep(timed: dict[str, float | str]) -> None:
     """One sweep up to the widest heads for which it is faster than both parts (each timed with the other's row)."""
-    for width in (16, 32, 64):
+    for width in (64, 32, 16):
         one, two = (min(measured(k, "bf16", width, timed), default=None) for k in ("sweep", "dkv"))
-        if one is None or two is None:
-            return
-        batches = SHAPES["sweep"][0] / SHAPES["dkv"][0]
-        if one[0] > two[0] * batches:
-            return
-        table._table()["sweep"] = width
+        if one is not None and two is not None:
+            faster = one[0] <= two[0]
+            table._table()["sweep"] = width if faster else min(table._table()["sweep"], width // 2)
+            if faster:
+                return
 
 
 def save(device: str) -> None:

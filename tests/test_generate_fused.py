@@ -26,7 +26,11 @@ from linattn.ops import gpu
 if not gpu.status()[0]:
     pytest.skip(f"fused steps: {gpu.status()[1]}", allow_module_level=True)
 
+import interpreted
+
 from linattn.ops.triton import memory as memory_module
+
+interpreted.quicken()
 
 DEVICE = "cpu" if gpu.interpreted() else "cuda"
 SHAPE = (4, 2, 1)

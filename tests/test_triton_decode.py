@@ -17,8 +17,12 @@ from linattn.ops import Step, gpu
 if not gpu.status()[0]:
     pytest.skip(f"decode kernels: {gpu.status()[1]}", allow_module_level=True)
 
+import interpreted
+
 from linattn.ops.triton import memory as memory_module
 from linattn.ops.triton.memory import Memory
+
+interpreted.quicken()
 
 DEVICE = "cpu" if gpu.interpreted() else "cuda"
 MAPS = {

@@ -13,9 +13,12 @@ from cases import Case, assert_agree, assert_same, make_inputs, run_case
 from linattn import State, backends, linear_attention
 
 pytest.importorskip("triton", reason="Triton is not made for this system")
+import interpreted
+
 from linattn.ops.triton import run as kernels
 from linattn.ops.triton.table import Filling
 
+interpreted.quicken()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are checked by gpu_check")
 CASE = Case(2, 40, None, 2, 1, 8, 6, torch.float32, impl="triton")
 

@@ -17,9 +17,12 @@ import torch
 from cases import Case, assert_matches_oracle, assert_near, assert_same, expected, make_inputs, run_case
 
 pytest.importorskip("triton", reason="Triton is not made for this system")
+import interpreted
+
 from linattn.ops.triton import run as kernels
 from linattn.ops.triton.table import Filling
 
+interpreted.quicken()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are checked by gpu_check")
 
 # (batch, time, keys, heads, kv_heads, width, values): grouped heads, M ≠ D, lengths around and far from any tile's

@@ -26,7 +26,7 @@ from linattn.ops.triton.tiles import divisor
 @device
 def features(x, root, inside, MAP: tl.constexpr):
     """φ(root · x) in float32, 0 outside."""
-    return tl.where(inside, phi(x.to(tl.float32) * root, MAP), 0.0)
+    return tl.where(inside, phi(x.to(tl.float32), root, MAP), 0.0)
 
 
 @kernel

@@ -5,7 +5,7 @@
 Products take tiles in the inputs' precision (bf16; tf32 once or three times for float32 and float16), sums are float32.
 Not causal: S and z are the sums of all keys, made beforehand, and there is nothing within a chunk.
 
-Axes:  [T, D] a tile of queries or keys   [T, M] of values   S [D, M]   z [D, 16 equal columns]
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S [D, M]   z [D, 16 columns to be added]
        A program has one head, and one block of M.
 """
 
@@ -20,16 +20,16 @@ from linattn.ops.triton.tiles import (
     COLUMNS,
     aligned,
     bounds,
+    column,
+    digits,
     divisor,
     load_sum,
     load_sums,
     load_tile,
-    ones,
     place,
     store_sum,
     store_sums,
     store_tile,
-    weighed,
 )
 
 
@@ -114,7 +114,7 @@ def forward(
             mask=(feature < D)[:, None] & (value < M)[None, :] & earlier,
             other=0.0,
         )
-        z = load_sum(ends_z + before * D, feature, (feature < D) & earlier, COLUMNS)
+        z = load_sum(ends_z + before * D, feature, (feature < D) & earlier)
     else:
         earlier = False
         S = tl.zeros([BD, BM], tl.float32)
@@ -123,7 +123,7 @@ def forward(
         if not earlier:
             S = load_sums(kv_in + state * D * M, feature, value, D, M)
             if NORMALIZE:
-                z = load_sum(z_in + state * D, feature, feature < D, COLUMNS)
+                z = load_sum(z_in + state * D, feature, feature < D)
 
     added_kv, added_z = tl.zeros([BD, BM], tl.float32), tl.zeros([BD, COLUMNS], tl.float32)
 
@@ -145,10 +145,10 @@ def forward(
             else:
                 num = tl.dot(phi_q, S.to(NARROW), input_precision=PRECISION)
             if NORMALIZE:
-                den = weighed(phi_q, z, COLUMNS, NARROW, PRECISION)
+                den = tl.sum(tl.dot(phi_q, digits(tl.sum(z, 1), NARROW), input_precision=PRECISION), 1)
                 if CAUSAL:
                     den += tl.sum(weights, 1)
-                num = num / divisor(den, eps, EPS)[:, None]
+                num *= (1.0 / divisor(den, eps, EPS))[:, None]
                 if SAVE_DEN and block == 0:
                     tl.store(den_out + (at * heads + head) * T + start + token, den, mask=token < size)
             if LAYOUT == "padded":
@@ -161,7 +161,7 @@ def forward(
                 else:
                     S = tl.dot(turned, x_v, S, input_precision=PRECISION)
                 if NORMALIZE:  # φ(0) need not be 0: padding must not enter z
-                    live = ones(token < real, COLUMNS, NARROW)
+                    live = column(token < real, NARROW)
                     if ADDED:
                         added_z = tl.dot(turned, live, added_z, input_precision=PRECISION)
                     else:
@@ -170,15 +170,15 @@ def forward(
             here = (unit + segment // SEG).to(tl.int64) * key_heads + key_head
             store_sums(ends_kv + here * D * M, feature, value, S, D, M)
             if NORMALIZE and block == 0:
-                store_sum(ends_z + here * D, feature, z, D, COLUMNS)
+                store_sum(ends_z + here * D, feature, z, D)
 
     # 3. What is left behind.
     if STATE_OUT and mine:
         store_sums(kv_end + state * D * M, feature, value, added_kv if ADDED else S, D, M)
         if NORMALIZE and block == 0:
-            store_sum(z_end + state * D, feature, added_z if ADDED else z, D, COLUMNS)
+            store_sum(z_end + state * D, feature, added_z if ADDED else z, D)
     if SAVE_CENTER and mine:
         S, z = S + added_kv, z + added_z
-        weight = tl.sum(tl.sum(z, 1), 0) / COLUMNS
+        weight = tl.sum(tl.sum(z, 1), 0)
         mean = tl.sum(S, 0) / tl.where(weight == 0, float("inf"), weight)
         tl.store(center + state * M + value, mean, mask=value < M)

@@ -2,20 +2,24 @@
 
 Triton's own launcher looks at every argument of every call. Here nothing that varies is specialised: integers have
 fixed types, and whether pointers and strides are multiples of 16 bytes is one of the constants. So the constants, the
-dtypes and the device find the compiled kernel, and it is started directly.
+dtypes and the device find the compiled kernel, and it is started as Triton's `JITFunction.run` does it (3.6, 3.7),
+with addresses in the place of tensors, which spares the launcher a question to the driver for each. Triton's launcher
+takes over where somebody watches launches (a profiler's hooks), and for good where a Triton starts kernels differently.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from triton import knobs
 
 INTERPRETED = knobs.runtime.interpret
-COMPILED: dict[tuple[Any, ...], Any] = {}
+COMPILED: dict[tuple[Any, ...], Callable[[int, int, Sequence[Any]], None]] = {}
+DIRECT = [True]  # whether kernels are started past Triton's launcher
 
 Constants = tuple[Any, ...]
 
@@ -35,27 +39,40 @@ def launch(kernel: Any, programs: int, arguments: Sequence[Any], constants: Cons
         with torch.cuda.device(device):
             launch(kernel, programs, arguments, constants, warps)
         return
-    dtypes = tuple(x.dtype for x in arguments if isinstance(x, torch.Tensor))
-    key = (kernel, constants, warps, dtypes, device)
-    compiled = COMPILED.get(key)
-    if compiled is None:
-        compiled = kernel.warmup(*arguments, *constants, grid=(programs,), num_warps=warps)
-        compiled._init_handles()
-        COMPILED[key] = compiled
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    compiled.run(
-        programs,
-        1,
-        1,
-        stream,
-        compiled.function,
-        compiled.packed_metadata,
-        None,
-        knobs.runtime.launch_enter_hook,
-        knobs.runtime.launch_exit_hook,
-        *arguments,
-        *constants,
-    )
+    if DIRECT[0] and not _watched():
+        dtypes = tuple(x.dtype for x in arguments if isinstance(x, torch.Tensor))
+        key = (kernel, constants, warps, dtypes, device)
+        try:
+            start = COMPILED.get(key)
+            if start is None:
+                start = COMPILED[key] = _starter(kernel, arguments, constants, warps)
+            start(programs, torch._C._cuda_getCurrentRawStream(device), arguments)
+            return
+        except (AttributeError, TypeError) as error:  # before anything was started; what CUDA says is a RuntimeError
+            DIRECT[0] = False
+            warnings.warn(f"kernels take Triton's own, slower launcher: {type(error).__name__}: {error}", stacklevel=2)
+    kernel[(programs,)](*arguments, *constants, num_warps=warps)
+
+
+def _starter(kernel: Any, arguments: Sequence[Any], constants: Constants, warps: int) -> Any:
+    """Compiles the kernel, on the current device: (programs, stream, arguments) -> starts it."""
+    compiled = kernel.warmup(*arguments, *constants, grid=(1,), num_warps=warps)
+    if hasattr(compiled, "result"):  # compiled by another thread
+        compiled = compiled.result()
+    run = compiled.run  # loads it; `function` is there afterwards
+    function, metadata = compiled.function, compiled.packed_metadata
+
+    def start(programs: int, stream: int, arguments: Sequence[Any]) -> None:
+        addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *addresses, *constants)
+
+    return start
+
+
+def _watched() -> bool:
+    """Whether anything hangs on the launches of kernels."""
+    hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+    return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
 @functools.cache

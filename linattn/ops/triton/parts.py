@@ -1,14 +1,16 @@
 """The backward kernels for wide heads, and for sums over all keys: queries first, then keys and values.
 
-    dq_kernel     dφq = dA φk + g S'ᵀ + dden z         forward in time, S running (or all of it, not causal); keeps dden
-    dkv_kernel    dφk = dAᵀ φq + v' dSᵀ + dz    dv = Aᵀ g + φk dS      backward in time, dS running (or all of it)
+    dq_kernel     dφq = (tril(do v'ᵀ + e 1ᵀ) φk + do S'ᵀ + e z) / den    forward in time, S running (or all of it, not
+                  causal); keeps e = −ψ·(tril(do v'ᵀ) φk + do S'ᵀ)
+    dkv_kernel    dφk = tril(do v'ᵀ + e 1ᵀ)ᵀ ψ + v' dSᵀ + dz    dv = tril(ψ φkᵀ)ᵀ do + φk dS
+                  backward in time, dS running (or all of it)
 
-    A = tril(φq φkᵀ)    dA = tril(g v'ᵀ + dden 1ᵀ)    g = dout / den         (equations 6 to 8; v' and S' by equation 9)
+ψ = φq / den, and e is dden times den (equations 6 to 8; v' and S' by equation 9). See sweep.py for why.
 
 One state is held at a time, where the single sweep of sweep.py holds two. When even one is too much for the registers,
 a program of dq has a block of features and one of dkv either a block of features (for dk) or one of values (for dv).
 
-Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D, 16 equal columns]
+Axes:  [T, D] a tile of queries or keys   [T, M] of values   S, dS [D, M]   z, dz [D, 16 columns to be added]
        BF features, BV values a block
 """
 
@@ -23,16 +25,15 @@ from linattn.ops.triton.tiles import (
     COLUMNS,
     aligned,
     bounds,
+    column,
+    digits,
     divisor,
     load_sum,
     load_sums,
     load_tile,
-    ones,
-    outer,
     place,
     store_sum,
     store_tile,
-    weighed_sum,
 )
 
 
@@ -44,7 +45,7 @@ def dq_kernel(
     do,
     out,
     den_in,
-    dden_out,
+    e_out,
     center,
     ends_kv,
     ends_z,
@@ -111,12 +112,12 @@ def dq_kernel(
     dq += ((at * T + start) * heads + head) * D
     d_time, m_time = heads.to(tl.int64) * D, heads.to(tl.int64) * M
     den_in += (at * heads + head) * T + start
-    dden_out += (at * heads + head) * T + start
+    e_out += (at * heads + head) * T + start
 
     state = row.to(tl.int64) * key_heads + key_head
     c = tl.zeros([BM], tl.float32)
     if CENTER:
-        c = tl.load(center + state * M + value, mask=value < M, other=0.0)
+        c = tl.load(center + state * M + value, mask=value < M, other=0.0).to(tl.float32)
     S, z = tl.zeros([BF, BM], tl.float32), tl.zeros([BF, COLUMNS], tl.float32)
     inside = (mine < D)[:, None] & (value < M)[None, :]
     if SPLIT and CAUSAL:
@@ -125,64 +126,59 @@ def dq_kernel(
         pointers = ends_kv + before * D * M + mine[:, None] * M + value[None, :]
         S = tl.load(pointers, mask=inside & earlier, other=0.0)
         if NORMALIZE:
-            z = load_sum(ends_z + before * D, mine, (mine < D) & earlier, COLUMNS)
+            z = load_sum(ends_z + before * D, mine, (mine < D) & earlier)
     else:
         earlier = False
     if STATE_IN:
         if not earlier:
             S = load_sums(kv_in + state * D * M, mine, value, D, M)
             if NORMALIZE:
-                z = load_sum(z_in + state * D, mine, mine < D, COLUMNS)
+                z = load_sum(z_in + state * D, mine, mine < D)
 
     for chunk in tl.range(begin, stop, BT, num_stages=STAGES):
         token = chunk + step
         live = token < real
         x_q = load_tile(q, q_time, token, real, mine, D, BF)
-        x_do = load_tile(do, do_time, token, real, value, M, BM)
-        if NORMALIZE:
-            den = tl.load(den_in + token, mask=live, other=1.0)
-            inverse = 1.0 / divisor(den, eps, EPS)
-            g = (x_do.to(tl.float32) * inverse[:, None]).to(NARROW)
-        else:
-            g = x_do.to(NARROW)
+        x_do = load_tile(do, do_time, token, real, value, M, BM).to(NARROW)
+        until = tl.sum(z, 1)
         if CENTER:
-            counted = (S - tl.sum(z, 1)[:, None] / COLUMNS * c[None, :]).to(NARROW)
+            counted = (S - until[:, None] * c[None, :]).to(NARROW)
         else:
             counted = S.to(NARROW)
-        dphi_q = tl.dot(g, tl.trans(counted), input_precision=PRECISION)
+        dphi_q = tl.dot(x_do, tl.trans(counted), input_precision=PRECISION)
         if CAUSAL:
             x_k = load_tile(k, k_time, token, real, mine, D, BF)
-            raw_v = load_tile(v, v_time, token, real, value, M, BM)
+            x_v = load_tile(v, v_time, token, real, value, M, BM).to(NARROW)
             phi_k = mapped(x_k, root, mine, MAP, D, BF).to(NARROW)
-            x_v = (raw_v.to(tl.float32) - c[None, :]).to(NARROW) if CENTER else raw_v.to(NARROW)
-            dweights = tl.dot(g, tl.trans(x_v), input_precision=PRECISION)
             seen = step[:, None] >= step[None, :]
-        if NORMALIZE:
-            if BLOCKS == 1:
-                phi_q = mapped(x_q, root, mine, MAP, D, BF).to(NARROW)
-                through = tl.sum(phi_q.to(tl.float32) * dphi_q, 1)
-                if CAUSAL:
-                    weights = tl.dot(phi_q, tl.trans(phi_k), input_precision=PRECISION)
-                    through += tl.sum(tl.where(seen, weights * dweights, 0.0), 1)
-                dden = -through * inverse
-            else:  # φ(q) is not whole here, but the output tells the same: Σ_j A dA + φq·(g S') = g·(out − c) den
-                y = load_tile(out, m_time, token, real, value, M, BM).to(tl.float32)
-                dden = -tl.sum(x_do.to(tl.float32) * (y - c[None, :]), 1) * inverse
-            if EPS:
-                dden = tl.where(tl.abs(den) < eps, 0.0, dden)
-            if block == 0:
-                tl.store(dden_out + token, dden, mask=token < size)
-            dphi_q = outer(dden, z, dphi_q, COLUMNS, NARROW, PRECISION)
-        if CAUSAL:
-            if NORMALIZE:
-                dweights += dden[:, None]
+            S = tl.dot(tl.trans(phi_k), x_v, S, input_precision=PRECISION)
+            if CENTER:
+                x_v -= c.to(NARROW)[None, :]
+            dweights = tl.dot(x_do, tl.trans(x_v), input_precision=PRECISION)
             dweights = tl.where(seen, dweights, 0.0).to(NARROW)
             dphi_q = tl.dot(dweights, phi_k, dphi_q, input_precision=PRECISION)
-            S = tl.dot(tl.trans(phi_k), raw_v.to(NARROW), S, input_precision=PRECISION)
             if NORMALIZE:
-                z = tl.dot(tl.trans(phi_k), ones(live, COLUMNS, NARROW), z, input_precision=PRECISION)
-        dphi_q *= slope(x_q.to(tl.float32) * root, MAP) * root
-        if LAYOUT == "padded":
+                z = tl.dot(tl.trans(phi_k), column(live, NARROW), z, input_precision=PRECISION)
+        steep = slope(x_q.to(tl.float32), root, MAP)
+        if NORMALIZE:
+            den = tl.load(den_in + token, mask=live, other=float("inf"))  # then dq is 0
+            inverse = 1.0 / divisor(den, eps, EPS)
+            if BLOCKS == 1:
+                e = -tl.sum(mapped(x_q, root, mine, MAP, D, BF) * dphi_q, 1) * inverse
+            else:  # φ(q) is not whole here, but the output tells the same
+                y = load_tile(out, m_time, token, real, value, M, BM).to(tl.float32)
+                e = -tl.sum(x_do.to(tl.float32) * (y - c[None, :]), 1)
+            if EPS:
+                e = tl.where(tl.abs(den) < eps, 0.0, e)
+            if block == 0:
+                tl.store(e_out + token, e, mask=token < size)
+            steep *= inverse[:, None]
+            dphi_q += e[:, None] * until[None, :]
+            if CAUSAL:
+                within = tl.where(seen, e[:, None], 0.0).to(NARROW)
+                dphi_q = tl.dot(within, phi_k, dphi_q, input_precision=PRECISION)
+        dphi_q *= steep
+        if LAYOUT == "padded" and not NORMALIZE:
             dphi_q = tl.where(live[:, None], dphi_q, 0.0)
         store_tile(dq, d_time, token, size, mine, dphi_q, D, BF)
 
@@ -194,7 +190,7 @@ def dkv_kernel(
     v,
     do,
     den_in,
-    dden_in,
+    e_in,
     center,
     later_kv,
     later_z,
@@ -275,77 +271,77 @@ def dkv_kernel(
     dv += ((at * T + start) * heads + head) * M
     d_time, m_time = heads.to(tl.int64) * D, heads.to(tl.int64) * M
     den_in += (at * heads + head) * T + start
-    dden_in += (at * heads + head) * T + start
+    e_in += (at * heads + head) * T + start
 
     c = tl.zeros([BV], tl.float32)
     if CENTER:
         state = row.to(tl.int64) * (heads // group) + key_head
-        c = tl.load(center + state * M + value, mask=value < M, other=0.0)
+        c = tl.load(center + state * M + value, mask=value < M, other=0.0).to(tl.float32)
     dS, dz_sum = tl.zeros([BF, BV], tl.float32), tl.zeros([BF, COLUMNS], tl.float32)
-    one = tl.full([BT], 1.0, tl.float32)
     into = row.to(tl.int64) * heads + head
     if GRADIENT_IN:
         if stop == size or not CAUSAL:
             dS = load_sums(dkv_end + into * D * M, feature, value, D, M)
             if NORMALIZE:
-                dz_sum = load_sum(dz_end + into * D, feature, feature < D, COLUMNS)
+                dz_sum = load_sum(dz_end + into * D, feature, feature < D)
     if SPLIT and CAUSAL:
         if stop < size:
             after = (unit + begin // SEG + 1).to(tl.int64) * heads + head
             dS = load_sums(later_kv + after * D * M, feature, value, D, M)
             if NORMALIZE:
-                dz_sum = load_sum(later_z + after * D, feature, feature < D, COLUMNS)
+                dz_sum = load_sum(later_z + after * D, feature, feature < D)
 
     chunks = tl.cdiv(stop - begin, BT)
     for n in tl.range(0, chunks, num_stages=STAGES):
         token = begin + (chunks - 1 - n) * BT + step
         live = token < real
-        before = step[:, None] <= step[None, :]
+        later = step[:, None] <= step[None, :]
         x_k = load_tile(k, k_time, token, real, feature, D, BF)
+        narrow = dS.to(NARROW)
         if CAUSAL:
             x_q = load_tile(q, q_time, token, real, feature, D, BF)
-            phi_q = mapped(x_q, root, feature, MAP, D, BF).to(NARROW)
-            x_do = load_tile(do, do_time, token, real, value, M, BV)
+            x_do = load_tile(do, do_time, token, real, value, M, BV).to(NARROW)
+            psi = mapped(x_q, root, feature, MAP, D, BF)
             if NORMALIZE:
-                inverse = 1.0 / divisor(tl.load(den_in + token, mask=live, other=1.0), eps, EPS)
-                dden = tl.load(dden_in + token, mask=live, other=0.0)
-                g = (x_do.to(tl.float32) * inverse[:, None]).to(NARROW)
-            else:
-                g = x_do.to(NARROW)
+                den = tl.load(den_in + token, mask=live, other=float("inf"))  # ψ is 0 there, so e may be anything
+                e = tl.load(e_in + tl.minimum(token, stop - 1))
+                psi *= (1.0 / divisor(den, eps, EPS))[:, None]
+            psi = psi.to(NARROW)
         if KEYS:
-            x_v = load_tile(v, v_time, token, real, value, M, BV)
-            x_v = (x_v.to(tl.float32) - c[None, :]).to(NARROW) if CENTER else x_v.to(NARROW)
-            dphi_k = tl.dot(x_v, tl.trans(dS.to(NARROW)), input_precision=PRECISION)
+            x_v = load_tile(v, v_time, token, real, value, M, BV).to(NARROW)
+            if CENTER:
+                x_v -= c.to(NARROW)[None, :]
+            dphi_k = tl.dot(x_v, tl.trans(narrow), input_precision=PRECISION)
             if CAUSAL:
-                turned = tl.dot(x_v, tl.trans(g), input_precision=PRECISION)
+                turned = tl.dot(x_v, tl.trans(x_do), input_precision=PRECISION)
                 if NORMALIZE:
-                    turned += dden[None, :]
-                turned = tl.where(before, turned, 0.0).to(NARROW)
-                dphi_k = tl.dot(turned, phi_q, dphi_k, input_precision=PRECISION)
+                    turned += e[None, :]
+                turned = tl.where(later, turned, 0.0).to(NARROW)
+                dphi_k = tl.dot(turned, psi, dphi_k, input_precision=PRECISION)
             if NORMALIZE:
-                dphi_k = outer(one, dz_sum, dphi_k, COLUMNS, NARROW, PRECISION)
-            dphi_k *= slope(x_k.to(tl.float32) * root, MAP) * root
+                dphi_k += tl.sum(dz_sum, 1)[None, :]
+            dphi_k *= slope(x_k.to(tl.float32), root, MAP)
             if LAYOUT == "padded":
                 dphi_k = tl.where(live[:, None], dphi_k, 0.0)
             store_tile(dk, d_time, token, size, feature, dphi_k, D, BF)
         if VALUES:
             phi_k = mapped(x_k, root, feature, MAP, D, BF).to(NARROW)
-            x_dv = tl.dot(phi_k, dS.to(NARROW), input_precision=PRECISION)
+            x_dv = tl.dot(phi_k, narrow, input_precision=PRECISION)
             if CAUSAL:
-                turned = tl.dot(phi_k, tl.trans(phi_q), input_precision=PRECISION)
-                turned = tl.where(before, turned, 0.0).to(NARROW)
-                x_dv = tl.dot(turned, g, x_dv, input_precision=PRECISION)
+                turned = tl.dot(phi_k, tl.trans(psi), input_precision=PRECISION)
+                turned = tl.where(later, turned, 0.0).to(NARROW)
+                x_dv = tl.dot(turned, x_do, x_dv, input_precision=PRECISION)
             if LAYOUT == "padded":
                 x_dv = tl.where(live[:, None], x_dv, 0.0)
             store_tile(dv, m_time, token, size, value, x_dv, M, BV)
         if CAUSAL:
-            dS = tl.dot(tl.trans(phi_q), g, dS, input_precision=PRECISION)
+            dS = tl.dot(tl.trans(psi), x_do, dS, input_precision=PRECISION)
             if NORMALIZE:
-                dz_sum = weighed_sum(phi_q, dden, dz_sum, COLUMNS, NARROW, PRECISION)
+                dz_sum = tl.dot(tl.trans(psi), digits(e, NARROW), dz_sum, input_precision=PRECISION)
 
     if GRADIENT_OUT and CAUSAL:
         if begin == 0:
             inside = (feature < D)[:, None] & (value < M)[None, :]
             tl.store(dkv + into * D * M + feature[:, None] * M + value[None, :], dS, mask=inside)
             if NORMALIZE and (KEYS or block == 0):
-                store_sum(dz + into * D, feature, dz_sum, D, COLUMNS)
+                store_sum(dz + into * D, feature, dz_sum, D)

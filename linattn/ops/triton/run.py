@@ -181,22 +181,22 @@ def _causal_backward(call: _Call, do, out, saved: Saved, start, later, grads, wa
     if plan.sweep:
         _sweep(call, do, saved, start, later, later_parts, grads, leaves)
     else:
-        dden = torch.empty_like(saved.den) if saved.den is not None else None
-        _dq(call, do, out, saved, start, dden, grads[0])
-        _dkv(call, do, saved, dden, later, later_parts, grads, leaves)
+        e = torch.empty_like(saved.den) if saved.den is not None else None
+        _dq(call, do, out, saved, start, e, grads[0])
+        _dkv(call, do, saved, e, later, later_parts, grads, leaves)
     return dstate
 
 
 def _full_backward(call: _Call, do, out, saved: Saved, later, grads):
     """All keys for every query: gradients of the sums from all queries, then those of keys and values from the sums."""
-    dden = torch.empty_like(saved.den) if saved.den is not None else None
-    _dq(call, do, out, saved, (saved.kv, saved.z), dden, grads[0])
+    e = torch.empty_like(saved.den) if saved.den is not None else None
+    _dq(call, do, out, saved, (saved.kv, saved.z), e, grads[0])
     part_kv, part_z = call.parts(call.queries, call.H)
     _sums(call, call.queries, part_kv, part_z, do, out, saved)
     dstate = call.totals(call.H)
     _scan(call, call.queries, call.H, (part_kv, part_z), None, later, dstate, None, False, reverse=True)
     shared = tuple(None if x is None else x.unflatten(1, (call.K, -1)).sum(2) for x in dstate)
-    _dkv(call, do, saved, dden, shared if call.G > 1 else dstate, None, grads, None)
+    _dkv(call, do, saved, e, shared if call.G > 1 else dstate, None, grads, None)
     return dstate
 
 
@@ -248,7 +248,11 @@ class _Call:
     def saved(self, keep: bool) -> Saved:
         """Room for what every forward pass keeps."""
         den = self.empty(self.q.shape[0], self.H, self.q.shape[1]) if keep and self.form.normalize else None
-        return Saved(den, self.empty(self.rows, self.K, self.M) if keep and self.centered else None, None, None)
+        center = None
+        if keep and self.centered:  # any c is exact; values less a c in their own dtype take half the instructions
+            dtype = torch.bfloat16 if self.narrow else torch.float32
+            center = torch.empty(self.rows, self.K, self.M, dtype=dtype, device=self.device)
+        return Saved(den, center, None, None)
 
     def gradient(self, x: Tensor, heads: int) -> Tensor:
         """Room for the gradient of keys or values; in float32 where several query heads are to be added up."""
@@ -364,7 +368,7 @@ def _sweep(call: _Call, do, saved: Saved, start, later, later_parts, grads, leav
     )
 
 
-def _dq(call: _Call, do, out, saved: Saved, start, dden, dq) -> None:
+def _dq(call: _Call, do, out, saved: Saved, start, e, dq) -> None:
     form, where, size, split = call.form, call.queries, call.tile("dq"), call.plan.split
     none = stand_in(call.device)
     q, k, v = call.q, call.k, call.v
@@ -372,7 +376,7 @@ def _dq(call: _Call, do, out, saved: Saved, start, dden, dq) -> None:
     BF = _part(size.block, BD)
     blocks = -(-call.D // BF)
     ends = (saved.kv, saved.z) if split and form.causal else (none, none)
-    operands = (q, k, v, do, out, saved.den, dden, saved.center, *ends, *(start or (none, none)), dq, where.lengths)
+    operands = (q, k, v, do, out, saved.den, e, saved.center, *ends, *(start or (none, none)), dq, where.lengths)
     constants = (call.D, call.M, BD, BM, BF, size.tokens, blocks, form.feature_map.name, form.causal, form.normalize)
     constants += (form.eps is not None, saved.center is not None, where.layout, split, _aligned(q, k, v, do))
     launch(
@@ -384,14 +388,14 @@ def _dq(call: _Call, do, out, saved: Saved, start, dden, dq) -> None:
     )
 
 
-def _dkv(call: _Call, do, saved: Saved, dden, later, later_parts, grads, leaves) -> None:
+def _dkv(call: _Call, do, saved: Saved, e, later, later_parts, grads, leaves) -> None:
     """dk and dv at once where one state fits a program, else one after the other."""
     form, where, size, split = call.form, call.keys, call.tile("dkv"), call.plan.split
     none = stand_in(call.device)
     q, k, v = call.q, call.k, call.v
     BD, BM = block(call.D), block(call.M)
     heads, group = (call.H, call.G) if form.causal else (call.K, 1)
-    operands = (q, k, v, do, saved.den, dden, saved.center, *(later_parts or (none, none)), *(later or (none, none)))
+    operands = (q, k, v, do, saved.den, e, saved.center, *(later_parts or (none, none)), *(later or (none, none)))
     operands += (*grads[1:], *(leaves or (none, none)), where.lengths)
     aligned = _aligned(q, k, v, do)
     whole = not size.block or size.block >= max(BD, BM)
@@ -459,7 +463,7 @@ def _incoming(call: _Call, dkv: Tensor | None, dz: Tensor | None, center: Tensor
     if z is not None:
         z = torch.zeros_like(z) if dz is None else dz.float()
         if center is not None:
-            z = z + (kv @ center[..., None])[..., 0]
+            z = z + (kv @ center.float()[..., None])[..., 0]
     if call.G > 1:
         kv, z = (None if x is None else _to_first(x, call.G) for x in (kv, z))
     return tuple(None if x is None else _dense(x) for x in (kv, z))
@@ -483,5 +487,5 @@ def _outgoing(call: _Call, dkv: Tensor, dz: Tensor | None, center: Tensor | None
         dkv = dkv.unflatten(1, (call.K, call.G)).sum(2)
         dz = None if dz is None else dz.unflatten(1, (call.K, call.G)).sum(2)
     if dz is not None and center is not None:
-        dz = dz - (dkv @ center[..., None])[..., 0]
+        dz = dz - (dkv @ center.float()[..., None])[..., 0]
     return dkv, dz

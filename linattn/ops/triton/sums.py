@@ -1,7 +1,7 @@
 """Sums over units (segments of sequences), and their running totals: what segments tell each other.
 
     keys        kv_u = Σ φ(k)ᵀ v            z_u = Σ φ(k)                                        (equation 2)
-    queries     dS_u = Σ φ(q)ᵀ g            dz_u = Σ dden φ(q)      g = dout / den    dden = −g·(out − c)   (equation 8)
+    queries     dS_u = Σ ψᵀ dout            dz_u = Σ e ψ            ψ = φ(q) / den    e = −dout·(out − c)   (equation 8)
 
 `sums` makes them for each unit, all at once; `scan` turns them into running totals, forward in time for keys,
 backward for queries, and leaves the total of each sequence. c is where values are counted from (equation 9).
@@ -16,7 +16,19 @@ import triton.language as tl
 
 from linattn.ops.triton.jit import kernel
 from linattn.ops.triton.maps import mapped
-from linattn.ops.triton.tiles import aligned, bounds, divisor, first_unit, load_tile, place, store_sums
+from linattn.ops.triton.tiles import (
+    COLUMNS,
+    aligned,
+    bounds,
+    column,
+    digits,
+    divisor,
+    first_unit,
+    load_tile,
+    place,
+    store_sum,
+    store_sums,
+)
 
 
 @kernel
@@ -80,37 +92,38 @@ def sums(
         c = tl.zeros([BMF], tl.float32)
         if CENTER:
             state = row.to(tl.int64) * (heads // group) + head // group
-            c = tl.load(center + state * M + every, mask=every < M, other=0.0)
+            c = tl.load(center + state * M + every, mask=every < M, other=0.0).to(tl.float32)
 
     kv = tl.zeros([BD, BM], tl.float32)
-    z = tl.zeros([BD], tl.float32)
+    z = tl.zeros([BD, COLUMNS], tl.float32)
     for chunk in tl.range(begin, stop, BT, num_stages=STAGES):
         token = chunk + step
-        tile = load_tile(x, x_time, token, real, feature, D, BD)
-        phi_x = mapped(tile, root, feature, MAP, D, BD).to(NARROW)
+        live = token < real
+        phi_x = mapped(load_tile(x, x_time, token, real, feature, D, BD), root, feature, MAP, D, BD)
         y_tile = load_tile(y, y_time, token, real, value, M, BM)
+        added = column(live, NARROW)
         if GRADIENT and NORMALIZE:
-            den = tl.load(den_in + token, mask=token < real, other=1.0)
-            inverse = 1.0 / divisor(den, eps, EPS)
+            den = tl.load(den_in + token, mask=live, other=1.0)
+            phi_x *= (1.0 / divisor(den, eps, EPS))[:, None]
             seen = load_tile(out, out_time, token, real, every, M, BMF).to(tl.float32) - c[None, :]
             if BM == BMF:
                 whole = y_tile.to(tl.float32)
             else:
                 whole = load_tile(y, y_time, token, real, every, M, BMF).to(tl.float32)
-            weight = -tl.sum(whole * seen, 1) * inverse
+            e = -tl.sum(whole * seen, 1)
             if EPS:
-                weight = tl.where(tl.abs(den) < eps, 0.0, weight)
-            z += tl.sum(phi_x.to(tl.float32) * tl.where(token < real, weight, 0.0)[:, None], 0)
-            y_tile = y_tile.to(tl.float32) * inverse[:, None]
-        elif NORMALIZE:
-            z += tl.sum(tl.where((token < real)[:, None], phi_x.to(tl.float32), 0.0), 0)
-        kv = tl.dot(tl.trans(phi_x), y_tile.to(NARROW), kv, input_precision=PRECISION)
+                e = tl.where(tl.abs(den) < eps, 0.0, e)
+            added = digits(e, NARROW)
+        turned = tl.trans(phi_x.to(NARROW))
+        if NORMALIZE:
+            z = tl.dot(turned, added, z, input_precision=PRECISION)
+        kv = tl.dot(turned, y_tile.to(NARROW), kv, input_precision=PRECISION)
 
     if begin < stop:
         here = (unit + begin // SEG).to(tl.int64) * heads + head
         store_sums(part_kv + here * D * M, feature, value, kv, D, M)
         if NORMALIZE and block == 0:
-            tl.store(part_z + here * D + feature, z, mask=feature < D)
+            store_sum(part_z + here * D, feature, z, D)
 
 
 @kernel

@@ -122,57 +122,41 @@ def store_sums(base, row, column, x, D: tl.constexpr, M: tl.constexpr):
 
 
 @device
-def load_sum(base, row, inside, WIDTH: tl.constexpr):
-    """[BD, WIDTH]: a vector of sums in each column."""
-    return tl.broadcast_to(tl.load(base + row, mask=inside, other=0.0)[:, None], (row.shape[0], WIDTH))
+def load_sum(base, row, inside):
+    """[BD, COLUMNS]: a vector of sums, of which the columns are parts."""
+    x = tl.load(base + row, mask=inside, other=0.0)
+    return tl.where(tl.arange(0, COLUMNS)[None, :] == 0, x[:, None], 0.0)
 
 
 @device
-def store_sum(base, row, x, D: tl.constexpr, WIDTH: tl.constexpr):
-    tl.store(base + row, tl.sum(x, 1) / WIDTH, mask=row < D)
+def store_sum(base, row, x, D: tl.constexpr):
+    tl.store(base + row, tl.sum(x, 1), mask=row < D)
 
 
 @device
-def ones(live, WIDTH: tl.constexpr, NARROW: tl.constexpr):
-    """[T, WIDTH]: ones where a token is live, the same in all columns. φᵀ times it adds features up, as φᵀ v does.
+def column(live, NARROW: tl.constexpr):
+    """[T, COLUMNS]: in the first column ones where a token is live. φᵀ times it adds features up, as φᵀ v does.
 
-    A sum is then one more product, at tensor cores' speed, in the registers where the products are: held as a vector
-    beside S it took 100 registers of each thread more.
+    A sum is then one more product, at tensor cores' speed, in the registers where the products are: added up as a
+    vector beside S it took 100 registers of each thread more.
     """
-    return tl.broadcast_to(tl.where(live, 1.0, 0.0)[:, None], (live.shape[0], WIDTH)).to(NARROW)
+    first = tl.arange(0, COLUMNS)[None, :] == 0
+    return tl.where(first & live[:, None], 1.0, 0.0).to(NARROW)
 
 
 @device
-def weighed(phi, z, WIDTH: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
-    """φ·z of each token, [T], from a z that is the same in WIDTH columns: its digits are spread over two of them."""
-    column = tl.arange(0, WIDTH)[None, :]
-    high = z.to(NARROW)
-    low = (z - high.to(tl.float32)).to(NARROW)
-    digits = tl.where(column == 0, high, tl.where(column == 1, low, 0.0).to(NARROW))
-    return tl.sum(tl.dot(phi, digits, input_precision=PRECISION), 1)
-
-
-@device
-def outer(x, z, into, WIDTH: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
-    """into [T, D] + x [T] times z [D, WIDTH equal columns]: (high + low) (high + low) but for low times low."""
-    column = tl.arange(0, WIDTH)[None, :]
-    x = tl.broadcast_to(x[:, None], (x.shape[0], WIDTH))
-    left, right = x.to(NARROW), z.to(NARROW)
-    low = (x - left.to(tl.float32)).to(NARROW)
-    left = tl.where(column == 2, low, tl.where(column < 2, left, 0.0).to(NARROW))
-    low = (z - right.to(tl.float32)).to(NARROW)
-    right = tl.where(column == 1, low, tl.where(column < 3, right, 0.0).to(NARROW))
-    return tl.dot(left, tl.trans(right), into, input_precision=PRECISION)
-
-
-@device
-def weighed_sum(phi, x, into, WIDTH: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
-    """into [D, WIDTH equal columns] + Σ_t x_t φ_t."""
+def digits(x, NARROW: tl.constexpr):
+    """[T, COLUMNS]: a vector of float32 as a sum of two columns, so that a product loses nothing of it to bfloat16."""
     high = x.to(NARROW)
     low = (x - high.to(tl.float32)).to(NARROW)
-    high, low = high[:, None], low[:, None]
-    into = tl.dot(tl.trans(phi), tl.broadcast_to(high, (x.shape[0], WIDTH)), into, input_precision=PRECISION)
-    return tl.dot(tl.trans(phi), tl.broadcast_to(low, (x.shape[0], WIDTH)), into, input_precision=PRECISION)
+    number = tl.arange(0, COLUMNS)[None, :]
+    return tl.where(number == 0, high[:, None], tl.where(number == 1, low[:, None], 0.0).to(NARROW))
+
+
+@device
+def laid_out(x, y):
+    """x, in registers as y, the result of a product. Else the compiler makes x twice: like y, and as it was loaded."""
+    return x + 0.0 * y
 
 
 @device
