@@ -53,6 +53,7 @@ void lay_out(ModelWork* w, Pieces* pieces, int threads) {
     w->qkv = pieces->take<float>(rows * w->qkv_width);
     w->heads = pieces->take<float>(rows * w->heads_width);
     w->hidden = pieces->take<float>(rows * w->hidden_width);
+    w->read = pieces->take<float>(rows * w->width);
     w->params = pieces->take<float>(rows * w->params_width);
     w->cosines = pieces->take<float>(rows * copies * w->rotary_width);
     w->sampling = pieces->take<double>(threads * w->sampling_size);

@@ -1,12 +1,13 @@
 /* The single-token step of a whole model as one call: what linattn/generate/native.py describes and calls with ctypes.
  *
- *     token, place → x;   blocks: x ← norm(x + attention(x)), x ← norm(x + ff(x)) (or pre-norm);   head;   next token
+ *     token, place → x;   blocks: x ← norm(x + attention(x)), x ← norm(x + ff(x)) (or pre-norm), before them where the
+ *     block has one a short convolution, x ← norm(x + b + Σ_j w_j x_{t-K+1+j});   head;   next token
  *
  * All is plain data and belongs to the caller: nothing is kept between two calls. Sizes are checked there, not here.
  * A weight (outputs, inputs) lies in panels of PANEL outputs, [panel][input][output in the panel], so that a product
  * reads it once and in order; the last panel is filled up with zeros, and so are scales and biases.
  *
- * Axes:  B rows   S steps   W width   H heads   K key/value heads   D key width = features C   M value width
+ * Axes:  B rows   S steps   W width   H heads   K key/value heads, or taps   D key width = features C   M value width
  */
 #ifndef LINATTN_MODEL_STEP_H
 #define LINATTN_MODEL_STEP_H
@@ -49,6 +50,10 @@ typedef struct {
     int64_t heads, kv_heads, key_width, value_width;
     int32_t map, rotary, norm_first;
     float root_scale, eps; /* eps: the least size of the divisor, 0 for none */
+    linattn_norm conv_norm;
+    const float *conv, *conv_bias; /* (K, W) the oldest token's first, and (W,) */
+    float* recent;                 /* (B, K - 1, W): the last tokens as the convolution read them */
+    int64_t taps;                  /* K, 0 for none */
 } linattn_block;
 
 typedef struct {

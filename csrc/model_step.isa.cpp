@@ -130,6 +130,21 @@ void place_row(const Worker& me, int64_t i) {
     }
 }
 
+// The first norm of a pre-norm block.
+const linattn_norm* first_norm(const linattn_block& b) { return b.taps ? &b.conv_norm : &b.norm[0]; }
+
+// x ← x + b + Σ_j w_j x_{t-K+1+j}, each channel by itself: `now` is this token, which may be x.
+void convolve(const linattn_block& b, const float* recent, const float* now, float* x, int64_t width) {
+    each_vector(width, [&](int64_t i, int m) {
+        vec total = load_up_to(b.conv_bias + i, m);
+        for (int64_t j = 0; j < b.taps; j++) {
+            const float* token = j + 1 < b.taps ? recent + j * width : now;
+            total = fma(load_up_to(b.conv + j * width + i, m), load_up_to(token + i, m), total);
+        }
+        store_up_to(x + i, load_up_to(x + i, m) + total, m);
+    });
+}
+
 // --- phases: each ends where all threads meet -----------------------------------------------------------------------
 
 void multiply(const Worker& me, const linattn_product& of, const float* x, int64_t x_stride, float* y, int64_t y_stride) {
@@ -146,7 +161,7 @@ void enter(const Worker& me) {
     for (int64_t i = me.begin; i < me.end; i++) {
         place_row(me, i);
         const linattn_block& first = w.model->blocks[0];
-        if (first.norm_first) normalize(first.norm[0], me.x + i * w.width, me.h + i * w.width, w.model->width);
+        if (first.norm_first) normalize(*first_norm(first), me.x + i * w.width, me.h + i * w.width, w.model->width);
     }
     me.meet_unless_copied();
 }
@@ -161,6 +176,31 @@ void attend_all(const Worker& me, const linattn_block& b) {
                w.attending + me.index * w.attending_size);
     }
     me.meet();
+}
+
+// The recent tokens of each row are read by all threads that hold a copy of it, so they move on after the next meeting.
+void convolve_all(const Worker& me, const linattn_block& b) {
+    const ModelWork& w = *me.w;
+    const int64_t width = w.model->width;
+    for (int64_t i = me.begin; i < me.end; i++) {
+        float *x = me.x + i * w.width, *h = me.h + i * w.width;
+        const float* now = b.norm_first ? h : x;
+        if (!w.copies || me.index == 0) memcpy(w.read + i * w.width, now, static_cast<size_t>(width) * sizeof *now);
+        convolve(b, b.recent + w.active[i] * (b.taps - 1) * width, now, x, width);
+        if (b.norm_first) normalize(b.norm[0], x, h, width);
+        else normalize(b.conv_norm, x, x, width);
+    }
+    me.meet_unless_copied();
+}
+
+void move_on(const Worker& me, const linattn_block& b) {
+    const ModelWork& w = *me.w;
+    const size_t row = static_cast<size_t>(w.model->width) * sizeof(float);
+    for (int64_t i = me.index; b.taps > 1 && i < w.num_active; i += me.count) {
+        float* recent = b.recent + w.active[i] * (b.taps - 1) * w.model->width;
+        memmove(recent, recent + w.model->width, (b.taps - 2) * row);
+        memcpy(recent + (b.taps - 2) * w.model->width, w.read + i * w.width, row);
+    }
 }
 
 // x ← x + y, normalised by `after` if it is given; and h, what `before` makes of it, where the next part wants that.
@@ -178,7 +218,9 @@ void add_and_normalize(const Worker& me, const linattn_norm* after, const linatt
 void run_block(const Worker& me, const linattn_block& b, const linattn_norm* next) {
     const ModelWork& w = *me.w;
     const float* reads = b.norm_first ? me.h : me.x;
+    if (b.taps) convolve_all(me, b);
     multiply(me, b.qkv, reads, w.width, w.qkv, w.qkv_width);
+    move_on(me, b);
     attend_all(me, b);
     multiply(me, b.out, w.heads, w.heads_width, w.y, w.width);
     add_and_normalize(me, b.norm_first ? nullptr : &b.norm[0], b.norm_first ? &b.norm[1] : nullptr);
@@ -255,7 +297,7 @@ void model_run(void* context, int index, int count) {
         enter(me);
         for (int64_t i = 0; i < model.num_blocks; i++) {
             const linattn_norm* next = &model.norm;
-            if (i + 1 < model.num_blocks) next = model.blocks[i + 1].norm_first ? &model.blocks[i + 1].norm[0] : nullptr;
+            if (i + 1 < model.num_blocks) next = model.blocks[i + 1].norm_first ? first_norm(model.blocks[i + 1]) : nullptr;
             run_block(me, model.blocks[i], next);
         }
         run_head(me);

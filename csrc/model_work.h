@@ -15,6 +15,7 @@ struct ModelWork {
     int64_t num_active;
     int64_t not_finite;
     float *x, *h, *y, *qkv, *heads, *hidden, *params, *cosines;
+    float* read;       // what a convolution has read of each row's token, where a block has one
     int64_t width, qkv_width, heads_width, hidden_width, params_width, rotary_width;  // of a row of these buffers
     double* sampling;  // sampling_size for each thread
     float* attending;  // attending_size for each thread

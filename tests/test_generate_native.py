@@ -67,6 +67,9 @@ MODELS = {
     "softplus, not normalised": lambda: language(replace(PLAIN, feature_map="softplus", normalize=False)),
     "identity, eps, scale": lambda: language(replace(PLAIN, feature_map="identity", eps=0.1, scale=0.5)),
     "relu": lambda: language(replace(PLAIN, feature_map="relu")),
+    "convolution": lambda: language(replace(PLAIN, conv=4)),
+    "convolution, pre-norm, odd sizes": lambda: language(replace(ODD, conv=2, norm_first=True), position="none"),
+    "speech, convolution": lambda: speech(replace(PLAIN, conv=3, norm_first=True)),
     "wide": lambda: image(Layer(width=160, num_heads=2, norm_first=True), depth=1),
     "speech": speech,
 }

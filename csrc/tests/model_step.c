@@ -1,5 +1,6 @@
 /* A model's step through its C interface, beside the same layers in double precision, as operator.c does it for the
- * operator: two blocks of attention and feed-forward around an embedding and a head, several tokens in a row. Weights of
+ * operator: two blocks of attention and feed-forward, the second with a short convolution, around an embedding and a
+ * head, several tokens in a row. Weights of
  * each kind are rounded once, and both sides read what was rounded.
  *
  * Axes:  B rows   W width   F hidden   V values of a token   H heads   K key/value heads   D key width   M value width
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { W = 20, F = 70, V = 11, H = 4, K = 2, D = 6, M = 5, BLOCKS = 2, TOKENS = 5, MOST_ROWS = 9 };
+enum { W = 20, F = 70, V = 11, H = 4, K = 2, D = 6, M = 5, BLOCKS = 2, TAPS = 3, TOKENS = 5, MOST_ROWS = 9 };
 
 /* Sums of up to 70 terms, in two blocks and five steps; the logits are of size 1. */
 static const double BOUND = 1e-5;
@@ -46,6 +47,8 @@ typedef struct {
     Norm norm[2];
     Product qkv, out, enter, leave;
     double kv[MOST_ROWS][K][D][M], z[MOST_ROWS][K][D];
+    Norm conv_norm;
+    double conv[TAPS][W], conv_bias[W], recent[MOST_ROWS][TAPS][W]; /* the last of them is the token at hand */
 } Block;
 
 /* One weight as the library reads it, at its place in the panels; what it stands for is returned. */
@@ -97,6 +100,15 @@ static void make_norm(Norm* norm, int32_t kind) {
     norm->seen = (linattn_norm){weight, bias, kind, 1e-5f};
 }
 
+static void make_convolution(Block* b, linattn_block* seen, int rows) {
+    float *weight = memory(TAPS * W * 4), *bias = memory(W * 4);
+    for (int i = 0; i < TAPS * W; i++) (&b->conv[0][0])[i] = weight[i] = (float)uniform();
+    for (int i = 0; i < W; i++) b->conv_bias[i] = bias[i] = (float)uniform();
+    make_norm(&b->conv_norm, b->norm[0].seen.kind);
+    seen->conv_norm = b->conv_norm.seen, seen->conv = weight, seen->conv_bias = bias, seen->taps = TAPS;
+    seen->recent = memory((size_t)(rows * (TAPS - 1) * W) * 4);
+}
+
 static void make_block(Block* b, linattn_block* seen, int kind, int norm_first, int rows) {
     memset(b, 0, sizeof *b);
     for (int i = 0; i < 2; i++) make_norm(&b->norm[i], norm_first ? LINATTN_RMS_NORM : LINATTN_LAYER_NORM);
@@ -114,6 +126,8 @@ static void make_block(Block* b, linattn_block* seen, int kind, int norm_first, 
 }
 
 static void release_block(Block* b, linattn_block* seen) {
+    if (seen->taps) free((void*)b->conv_norm.seen.weight), free((void*)b->conv_norm.seen.bias);
+    free((void*)seen->conv), free((void*)seen->conv_bias), free(seen->recent);
     release(&b->qkv), release(&b->out), release(&b->enter), release(&b->leave);
     free(seen->kv), free(seen->kv_low), free(seen->z), free(seen->z_low);
     for (int i = 0; i < 2; i++) free((void*)b->norm[i].seen.weight), free((void*)b->norm[i].seen.bias);
@@ -163,11 +177,25 @@ static void add_part(double* x, const double* y, const Norm* norm, int norm_firs
     if (!norm_first) normalize(norm, x, x);
 }
 
+static void convolve(Block* b, int row, int norm_first, double* x) {
+    double(*recent)[W] = b->recent[row];
+    memmove(recent[0], recent[1], (TAPS - 1) * sizeof *recent);
+    memcpy(recent[TAPS - 1], x, sizeof *recent);
+    if (norm_first) normalize(&b->conv_norm, x, recent[TAPS - 1]);
+    double y[W];
+    for (int i = 0; i < W; i++) {
+        y[i] = b->conv_bias[i];
+        for (int j = 0; j < TAPS; j++) y[i] += b->conv[j][i] * recent[j][i];
+    }
+    add_part(x, y, &b->conv_norm, norm_first);
+}
+
 static void step(Block* blocks, const Norm* last, const Product* head, int norm_first, int row, double* x,
                  double* logits) {
     double h[W], qkv[H * D + K * (D + M)], heads[H * M], hidden[F], y[W];
     for (int i = 0; i < BLOCKS; i++) {
         Block* b = &blocks[i];
+        if (b->conv_norm.seen.weight) convolve(b, row, norm_first, x);
         memcpy(h, x, sizeof h);
         if (norm_first) normalize(&b->norm[0], x, h);
         multiply(&b->qkv, h, qkv);
@@ -196,6 +224,7 @@ static double try_model(int kind, int norm_first, int rows, int threads) {
     double worst = 0;
     for (int i = 0; i < V * W; i++) embedding[i] = (float)uniform();
     for (int i = 0; i < BLOCKS; i++) make_block(&blocks[i], &seen[i], kind, norm_first, rows);
+    make_convolution(&blocks[BLOCKS - 1], &seen[BLOCKS - 1], rows);
     make_norm(&last, LINATTN_LAYER_NORM);
     Product head = make_product(W, V, kind, LINATTN_LINEAR);
     memset(&model, 0, sizeof model), memset(&run, 0, sizeof run);

@@ -4,12 +4,16 @@ linattn train text data=notes.txt stateful=true
 
 A language model of bytes: no tokeniser, any language, any format. With stateful=true the text is read in order, and
 each window goes on from the state that the one before left: what the model remembers is then longer than the window.
+
+A short convolution before attention (conv=0: without) tells each byte its neighbours, which linear attention alone is
+slow to learn: docs/decisions.md has the runs beside each other.
 """
 
 from linattn.train.config import Run
 
 RUN = Run(
     preset="text",
+    changes={"conv": 4},
     data="tinyshakespeare",
     steps=2_000,
     batch=32,

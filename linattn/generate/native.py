@@ -37,6 +37,7 @@ from linattn.nn.positions import (
     SinusoidalAdd,
     SinusoidalConcat,
 )
+from linattn.nn.short_conv import ShortConv
 from linattn.nn.transformer import Block, FeedForward, Stack, StackState
 from linattn.ops import cpu
 from linattn.ops.attention import is_fused
@@ -133,6 +134,7 @@ class Plan:
             assert isinstance(sums, State)
             z, z_low = (sums.z, sums.z_low) if weights is None else (weights.kv, weights.kv_low)
             part.kv, part.kv_low, part.z, part.z_low = map(_address, (sums.kv, sums.kv_low, z, z_low))
+            part.recent = _address(block.conv)
         model = ModelPart.from_buffer_copy(self._model)
         model.blocks = ctypes.cast(blocks, ctypes.c_void_p)
         seen = [state.seen, *(block.own.seen for block in state.blocks if block.own.seen is not None)]
@@ -183,8 +185,8 @@ class Plan:
     def _block(self, block: Block) -> ctypes.Structure:
         layer, attention, ff = block.layer, block.attention, block.ff
         own = attention.feature_map.default_scale(layer.key_width) if layer.scale is None else float(layer.scale)
-        return BlockPart(
-            norm=(NormPart * 2)(*(self._norm(norm) for norm in block.norms)),
+        made = BlockPart(
+            norm=(NormPart * 2)(*(self._norm(norm) for norm in block.norms[:2])),
             qkv=self._product([attention.query, attention.key, attention.value]),
             out=self._product([attention.out]),
             enter=self._product([ff.enter], ff.activation),
@@ -199,6 +201,12 @@ class Plan:
             root_scale=own**0.5,
             eps=0.0 if layer.eps is None else layer.eps,
         )
+        if layer.conv:
+            conv = block.conv.conv
+            assert isinstance(conv, nn.Conv1d) and conv.bias is not None
+            made.conv_norm, made.taps = self._norm(block.norms[-1]), layer.conv
+            made.conv, made.conv_bias = self._keep(conv.weight[:, 0].T), self._keep(conv.bias)
+        return made
 
     def _norm(self, norm: nn.Module) -> ctypes.Structure:
         assert isinstance(norm, (nn.LayerNorm, nn.RMSNorm))
@@ -496,6 +504,8 @@ def _obstacles(model: SequenceModel | SpeechModel) -> Iterator[str]:
         Block,
         Attention,
         FeedForward,
+        ShortConv,
+        nn.Conv1d,
     )
     yield from _strangers(model.stack, (*known, Stack))
     if isinstance(model, SpeechModel):

@@ -43,6 +43,11 @@ BlockPart = _structure(
     norm_first=_i32,
     root_scale=_f32,
     eps=_f32,
+    conv_norm=NormPart,
+    conv=_pointer,
+    conv_bias=_pointer,
+    recent=_pointer,
+    taps=_i64,
 )
 ModelPart = _structure(
     "ModelPart",
