@@ -7,6 +7,7 @@ What    Tokens a second of a run's training step, over the updates that fit the 
 Why     At width 256 a product reads and writes nearly as long as it multiplies, and norms, residuals and dropout only
         read and write. Without the bound "27% of the matrix peak" says nothing.
 How     python -m benchmarks.training mnist [key=value …]           on a GPU; the data is synthetic
+        python -m benchmarks.training mnist --assume 4.28e12,790e12   the bound alone, for bytes and operations a second
         python -m benchmarks.training mnist compile=true batch=256
         python -m benchmarks.training mnist --tiny                    tries itself on a CPU
 Out     A table, and as JSON in benchmarks/results/ (<date>-<machine>-training.json). The last line is JSON.
@@ -29,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from linattn.bench.machine import environment
 from linattn.bench.report import heading, save_json
 from linattn.bench.roofline import bandwidth_of_copy, rate_of_products
-from linattn.models import ImageConfig
+from linattn.models import ImageConfig, build
 from linattn.nn import Layer
 from linattn.train import load_run, override
 from linattn.train.trainer import Trainer
@@ -60,11 +61,12 @@ class Rates:
     products: float
 
 
-def kernels(layer: Layer) -> list[Kernel]:
+def kernels(layer: Layer, fused: bool = True) -> list[Kernel]:
     """A layer's training step when nothing is read or written twice that need not be.
 
     Products and the operator are kernels of their own; bias, activation and its derivative are part of a product;
     dropout, residual and norm are one kernel forward and one backward; x̂ is made again from the output of a norm.
+    fused=False: each of them, and the sum of each bias's gradient, is a kernel, as torch's own are.
     """
     w, f, heads = layer.width, layer.hidden, layer.num_heads
     own = heads * layer.key_width  # of queries, as of keys; values may differ
@@ -76,18 +78,25 @@ def kernels(layer: Layer) -> list[Kernel]:
     for name, inner, outer in (("qkv", w, qkv), ("out", out, w), ("enter", w, enter), ("leave", f, w)):
         flops = 2 * inner * outer
         made.append(Kernel(f"{name}", inner + outer, flops))
-        made.append(Kernel(f"{name}, input's gradient", inner + outer + (f if name == "leave" else 0), flops))
+        again = f if name == "leave" and fused else 0  # what the activation read
+        made.append(Kernel(f"{name}, input's gradient", inner + outer + again, flops))
         made.append(Kernel(f"{name}, weight's gradient", inner + outer, flops))
     made += [Kernel("operator", qkv + out, pairs), Kernel("operator, gradients", 2 * qkv + out, 2.5 * pairs)]
-    made += 2 * [Kernel("residual and norm", 3 * w), Kernel("residual and norm, gradient", 4 * w)]
-    return made
+    if fused:
+        return made + 2 * [Kernel("residual and norm", 3 * w), Kernel("residual and norm, gradient", 4 * w)]
+    made += 2 * [Kernel(name, 2 * w) for name in ("dropout", "dropout, gradient", "norm")]
+    made += 2 * [Kernel(name, 3 * w) for name in ("residual", "residual, gradient", "norm, gradient")]
+    made += [Kernel("activation", 2 * enter), Kernel("activation, gradient", 3 * enter)]
+    return [*made, Kernel("biases, gradients", qkv + w + enter + w)]
 
 
-def bound(config: ImageConfig, parameters: int, batch: int, itemsize: int, rates: Rates) -> dict[str, float]:
+def bound(
+    config: ImageConfig, parameters: int, batch: int, itemsize: int, rates: Rates, fused: bool = True
+) -> dict[str, float]:
     """Seconds of a step: all of it, and what of it are products, the operator and the rest."""
     tokens = batch * (config.length - 1)
     parts = {"products": 0.0, "operator": 0.0, "elsewhere": 0.0}
-    for kernel in kernels(config.layer):
+    for kernel in kernels(config.layer, fused):
         seconds = max(kernel.numbers * itemsize / rates.bandwidth, kernel.flops / rates.products)
         kind = "operator" if kernel.name.startswith("operator") else "products" if kernel.flops else "elsewhere"
         parts[kind] += config.depth * tokens * seconds
@@ -114,10 +123,15 @@ def main(
     changes: Annotated[list[str] | None, typer.Argument(help="key=value, as `linattn train` takes them.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Of the experiment: paper or best.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds of updates that are timed.")] = 10.0,
+    assume: Annotated[str, typer.Option(help="Print the bound for these rates, and run nothing.")] = "",
     tiny: Annotated[bool, typer.Option("--tiny", help="A tiny model, to try the script on a CPU.")] = False,
     out: Annotated[Path | None, typer.Option(help="A .json file or a folder, instead of the usual place.")] = None,
 ):
     """Measure a training step."""
+    if assume:
+        bandwidth, products = map(float, assume.split(","))
+        print(bound_in_words(run, recipe, changes or [], Rates(bandwidth, products)))
+        return
     about = environment()
     print(heading(about), flush=True)
     trainer = begun(run, recipe, [*(TINY if tiny else ()), *(changes or [])])
@@ -220,6 +234,27 @@ def parents(event: Any) -> Iterator[Any]:
     while event.cpu_parent is not None:
         event = event.cpu_parent
         yield event
+
+
+def bound_in_words(name: str, recipe: str | None, changes: list[str], rates: Rates) -> str:
+    """The table of kernels: what a token of a layer costs, in bfloat16; then the step."""
+    run = override(load_run(name, recipe), changes)
+    config = run.config()
+    assert isinstance(config, ImageConfig)
+    lines = [f"{'a token of a layer':28}{'bytes':>8}{'flops':>10}{'ns':>8}  bound by"]
+    for kernel in kernels(config.layer):
+        by_bytes, by_flops = 2e9 * kernel.numbers / rates.bandwidth, 1e9 * kernel.flops / rates.products
+        what = "bytes" if by_bytes > by_flops else "operations"
+        numbers = f"{2 * kernel.numbers:>8,.0f}{kernel.flops:>10,.0f}{max(by_bytes, by_flops):>8.3f}"
+        lines.append(f"{kernel.name:28}{numbers}  {what}")
+    tokens, size = run.batch * (config.length - 1), build(config).num_parameters
+    for title, fused in (("fused", True), ("a kernel each", False)):
+        least = bound(config, size, run.batch, 2, rates, fused)
+        share = flops_of_token(config) * tokens / least["seconds"] / rates.products
+        parts = ", ".join(f"{part} {1e3 * least[part]:.2f}" for part in ("products", "operator", "elsewhere"))
+        lines.append(f"{title}: {1e3 * least['seconds']:.2f} ms a step of {run.batch} images ({parts}),")
+        lines.append(f"    {tokens / least['seconds'] / 1e6:.1f} million tokens/s, {share:.0%} of the rate of products")
+    return "\n".join(lines)
 
 
 def in_words(found: dict[str, Any]) -> str:

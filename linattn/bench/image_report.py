@@ -72,9 +72,17 @@ def generated(results: Path) -> Lines:
     for data in measurements(results, "generation"):
         fresh: Lines = {}
         for line in data["lines"]:
-            fresh.setdefault((line["preset"], line["device"], line["method"]), []).append(line)
+            key = (line["preset"], line["device"], line["method"])
+            fresh.setdefault(key, []).append(line | {"where": where(data["environment"], line["device"])})
         made |= fresh
     return made
+
+
+def where(environment: dict[str, Any], device: str) -> str:
+    """The machine of a measurement, its torch, and the day."""
+    machine = environment.get("machine", {})
+    name = machine.get("gpu") if device == "cuda" else f"{machine.get('cpu')}, {machine.get('threads')} threads"
+    return f"{name}, torch {environment.get('versions', {}).get('torch')}, {environment['date'][:10]}"
 
 
 def page(trained: Sequence[ImageRun], measured: Lines, shown: Sequence[tuple[str, Path]]) -> str:
@@ -159,11 +167,11 @@ def sources(trained: Sequence[ImageRun], measured: Lines) -> str:
     """Machines and commands."""
     commands = ("`linattn bench generate`", "`python -m benchmarks.image_runs`", "`linattn eval`")
     lines = ["Generation: {}; training: {}; test sets: {}.".format(*commands)]
-    count = sum(len(x) for x in measured.values())
-    devices = sorted({device for _, device, _ in measured})
-    lines.append(f"{count} recorded lines of generation, on {' and '.join(devices) or 'nothing yet'}.")
+    for data in TITLES:
+        places = sorted({line["where"] for key, some in measured.items() if key[0] == data for line in some})
+        lines += [f"Generation, {TITLES[data]}: {place}." for place in places]
     machines = sorted({run.machine for run in trained})
-    lines.append(f"{len(trained)} recorded trainings" + (f", on {', '.join(machines)}." if machines else "."))
+    lines.append(f"Trainings recorded: {len(trained)}" + (f", on {', '.join(machines)}." if machines else "."))
     return "\n".join(f"- {line}" for line in lines)
 
 
