@@ -39,9 +39,13 @@ TINY = Sizes(
 
 
 def bits(job: Job, best: dict[str, float], spread: float) -> float:
-    """A score that is what `best` says of the arm (else 3), and differs between seeds by `spread`."""
+    """A score that is what `best` says of the arm (else 3), and differs between seeds by `spread`; lower is better.
+
+    For recall, an accuracy: 1 less a tenth of it.
+    """
     arm, seed = job.settings["arm"], job.settings["seed"]
-    return best.get(arm, 3.0) + spread * random.Random(f"{arm} {seed} {job.id}").uniform(-1, 1)
+    score = best.get(arm, 3.0) + spread * random.Random(f"{arm} {seed} {job.id}").uniform(-1, 1)
+    return 1 - score / 10 if job.part == "recall" else score
 
 
 def found_for(job: Job, best: dict[str, float], spread: float = 0.01) -> dict[str, Any]:

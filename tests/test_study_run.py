@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -201,7 +201,14 @@ def test_no_job_is_begun_that_would_not_end_in_time(tmp_path, monkeypatch):
 
 
 def test_a_broken_job_is_named(tiny):
-    job = Job("text", "x", "learn", {"scale": "quick", "task": "text", "arm": "no such map", "head_width": 8}, 0, 1)
+    job = Job(
+        "text",
+        "x",
+        "learn",
+        {"scale": "quick", "task": "text", "stage": "screen", "arm": "no such map", "head_width": 8, "seed": 0},
+        0,
+        1.0,
+    )
     line = work.answer(job, "cpu", 1)
     assert (line["line"] == "failed" and "KeyError: 'seed'" in line["why"]) or "no such map" in line["why"]
 
@@ -211,7 +218,7 @@ def test_workers_are_processes_that_may_die(tmp_path):
     task = next(task for task in work.plan(TINY, Study("quick"), "cpu", ["recall"]))
     worker = Worker("cpu")
     try:
-        broken = Job("recall", "x", "learn", {**task.settings, "task": "nothing"}, 0, 1)
+        broken = Job("recall", "x", "learn", {**task.settings, "task": "nothing"}, 0, 1.0)
         worker.give(broken, 1)
         line = worker.take()
         assert line["line"] == "failed" and "StopIteration" in line["why"]
@@ -226,13 +233,14 @@ def test_workers_are_processes_that_may_die(tmp_path):
         worker.end()
 
 
-class Instant:
+class Instant(Worker):
     """In the place of a worker: it is done when it is asked."""
 
     made: ClassVar[list[Instant]] = []
 
     def __init__(self, device: str):
-        self.pipe, self.job, self.dead, self.ended = self, None, False, False
+        self.pipe, self.dead, self.ended = self, False, False
+        self.job: Any = None
         self.made.append(self)
 
     def give(self, job, threads):

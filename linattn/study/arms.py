@@ -12,6 +12,7 @@ kernel that is positive, with noise that may make a sum of it negative: its divi
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from linattn.features import FEATURE_MAPS, make
@@ -43,6 +44,7 @@ def changes(
     return {"width": width, "num_heads": heads, "ff_width": ff_width, "bias": bias, **layer_of(arm), **others}
 
 
+@functools.cache
 def own_weights(arm: str, head_width: int, heads: int) -> int:
     """Of a layer's map."""
     if arm not in FEATURE_MAPS:
@@ -50,6 +52,7 @@ def own_weights(arm: str, head_width: int, heads: int) -> int:
     return sum(weight.numel() for weight in make(arm, head_width, heads).parameters())
 
 
+@functools.cache
 def num_features(arm: str, head_width: int) -> int | None:
     """C of a head; None where there is no map."""
     return make(arm, head_width).num_features(head_width) if arm in FEATURE_MAPS else None

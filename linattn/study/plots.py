@@ -157,8 +157,8 @@ def far_off(scores: list[float], higher: bool) -> float | None:
     if higher or len(scores) < 4:
         return None
     middle, best = statistics.median(scores), min(scores)
-    edge = middle + 4 * (middle - best)
-    return edge if max(scores) > edge else None
+    near = [score for score in scores if score <= middle + 4 * (middle - best)]
+    return None if len(near) == len(scores) else max(near) + 0.12 * (max(near) - best)
 
 
 def copy(study: Study) -> Figure | None:

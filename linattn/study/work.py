@@ -145,11 +145,10 @@ class Session:
         taken, planned = self.paces.get(job.part) or self.paces.get("", [1.0, 1.0])
         return job.seconds * taken / planned
 
-    def seconds_left(self) -> float:
-        """Of work, spread over the workers."""
+    def seconds_left(self, jobs: list[Job]) -> float:
+        """Of these jobs and those still to come of them, spread over the workers."""
         hidden = still_hidden(self.sizes, self.folder.study, self.only)
         taken, planned = self.paces.get("", [1.0, 1.0])
-        jobs = self.todo()
         shared = sum(self.expected(job) for job in jobs if not job.alone) + hidden * taken / planned
         return shared / max(1, self.workers) + sum(self.expected(job) for job in jobs if job.alone)
 
@@ -161,7 +160,8 @@ class Session:
                 pace = self.paces.setdefault(key, [0.0, 0.0])
                 pace[0], pace[1] = pace[0] + line["seconds"], pace[1] + job.seconds
         self.folder.add(line)
-        self.say(line, self.seconds_left(), len(self.todo()))
+        jobs = self.todo()
+        self.say(line, self.seconds_left(jobs), len(jobs))
 
     def _by_itself(self) -> None:
         while job := next((job for job in self.todo() if self.fits(job)), None):
