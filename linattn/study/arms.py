@@ -15,6 +15,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
+
 from linattn.features import FEATURE_MAPS, make
 
 SOFTMAX, REFORMER, LINEAR = "softmax-attention", "reformer-attention", "elu"
@@ -44,7 +46,6 @@ def changes(
     return {"width": width, "num_heads": heads, "ff_width": ff_width, "bias": bias, **layer_of(arm), **others}
 
 
-@functools.cache
 def own_weights(arm: str, head_width: int, heads: int) -> int:
     """Of a layer's map."""
     if arm not in FEATURE_MAPS:
@@ -55,7 +56,10 @@ def own_weights(arm: str, head_width: int, heads: int) -> int:
 @functools.cache
 def num_features(arm: str, head_width: int) -> int | None:
     """C of a head; None where there is no map."""
-    return make(arm, head_width).num_features(head_width) if arm in FEATURE_MAPS else None
+    if arm not in FEATURE_MAPS:
+        return None
+    with torch.random.fork_rng(devices=()):  # random numbers that a run draws must not depend on what was asked before
+        return make(arm, head_width).num_features(head_width)
 
 
 def label(arm: str) -> str:

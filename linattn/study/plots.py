@@ -114,7 +114,7 @@ def name_ends(axes: Axes, ends: list[tuple[float, int, str]]) -> None:
             color=family(arm),
             va="center",
             arrowprops={"arrowstyle": "-", "color": "#cccccc", "linewidth": 0.5, "shrinkB": 3},
-        )
+        ).set_in_layout(False)
     axes.set_xlim(right=right * 2.2)
 
 

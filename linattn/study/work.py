@@ -71,7 +71,7 @@ class Worker:
     def __init__(self, device: str):
         context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, device), daemon=True)
+        self.process = context.Process(target=serve, args=(theirs, device))  # no daemon: torch.compile starts processes
         self.process.start()
         theirs.close()
         self.job: Job | None = None
@@ -113,6 +113,8 @@ class Session:
     only: Iterable[str] = PARTS
     say: Callable[[Line, float, int], None] = lambda line, left, jobs: None
     paces: dict[str, list[float]] = field(default_factory=dict)  # of each part: seconds taken, and expected
+    known: tuple[int, ...] | None = None  # how much was known when the plan was made
+    planned: list[Job] = field(default_factory=list)
 
     def go_on(self) -> bool:
         """Until nothing is left (True), the minutes are over, or Ctrl-C."""
@@ -131,7 +133,12 @@ class Session:
 
     def todo(self) -> list[Job]:
         study = self.folder.study
-        return [job for job in plan(self.sizes, study, self.device, self.only) if not study.settled(job)]
+        known = (len(study.results), len(study.missing), len(study.failed))
+        if known != self.known:  # a plan is made anew where something was added
+            self.known = known
+            jobs = plan(self.sizes, study, self.device, self.only)
+            self.planned = [job for job in jobs if not study.settled(job)]
+        return self.planned
 
     def time_left(self) -> float:
         return float("inf") if self.minutes is None else 60 * self.minutes - (time.monotonic() - self.begun)
