@@ -32,25 +32,29 @@ def scores(study: Study, task: str, arm: str, width: int) -> list[float]:
     return [one["found"]["score"] for one in found]
 
 
-def ends(values: list[float]) -> tuple[float, float]:
-    return stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+def ends(values: list[float], task: str) -> tuple[float, float]:
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+    return (max(low, 0), min(high, 1)) if task == "recall" else (low, high)
 
 
-@pytest.mark.parametrize("spread", [0.001, 0.02, 0.2])
+@pytest.mark.parametrize("spread", [0.001, 0.02, 0.8])
 def test_a_difference_is_claimed_where_intervals_do_not_overlap(spread):
     study = study_with({"taylor": 2.0, "exp": 2.05, "relu": 2.2, "elu": 2.4, SOFTMAX: 1.9}, spread)
     for task in ("text", "images", "music-jsb", "recall"):
         made = verdict(study, task)
         assert made is not None
-        low, high = ends(scores(study, task, made.best.arm, made.best.head_width))
+        low, high = ends(scores(study, task, made.best.arm, made.best.head_width), task)
         for entry in (*made.alike, *made.worse):
-            a, b = ends(scores(study, task, entry.arm, entry.head_width))
+            a, b = ends(scores(study, task, entry.arm, entry.head_width), task)
             assert (b < low or high < a) == (entry in made.worse), (entry, low, high, a, b)
         assert made.softmax is not None
-        a, b = ends(scores(study, task, SOFTMAX, made.best.head_width))
+        a, b = ends(scores(study, task, SOFTMAX, made.best.head_width), task)
         assert (b < low or high < a) == (made.against_softmax != "not told apart")
     claims = [verdict(study, task) for task in TASKS if verdict(study, task)]
-    assert any(made.worse for made in claims if made) == (spread < 0.2), "the test has both kinds"
+    kinds = (
+        [bool(made.worse) for made in claims if made] if spread < 0.1 else [bool(made.alike) for made in claims if made]
+    )
+    assert all(kinds), "the test has both kinds"
 
 
 def test_where_nothing_is_apart_the_page_names_no_winner():
@@ -62,7 +66,7 @@ def test_where_nothing_is_apart_the_page_names_no_winner():
     assert "not told apart from softmax attention" in row[3]
     lines = "".join(sections.task_lines(study, "text"))
     assert "Told apart, as worse: none." in lines and "better" not in lines
-    assert conclude.surprises(study) == []
+    assert not any("better" in line or "told apart" in line for line in conclude.surprises(study))
 
 
 def test_a_clear_winner_is_taken_and_backed():
@@ -79,13 +83,13 @@ def test_a_clear_winner_is_taken_and_backed():
 
 def test_head_widths_are_told_apart_or_both_named():
     def found(job):
-        made = found_for(job, {"taylor": 5.0}, 0.001)
+        made = found_for(job, {"taylor": 2.5}, 0.001)
         wide = job.part == "recall" and job.settings["head_width"] == 8
-        return made | ({"score": made["score"] + 2} if wide else {})
+        return made | ({"score": made["score"] + 0.2} if wide else {})
 
     row = sections.decision(made_up(TINY, found), "recall")
     assert row is not None and row[1] == "`taylor`" and row[2] == "8, told apart from 4"
-    row = sections.decision(study_with({"taylor": 5.0}, 0.001), "recall")
+    row = sections.decision(study_with({"taylor": 2.5}, 0.001), "recall")
     assert row is not None and re.fullmatch(r"[48] or [48]: not told apart", row[2])
 
 
@@ -151,7 +155,7 @@ def test_commands_say_what_they_miss(tmp_path, monkeypatch):
     def said(*arguments: str) -> str:
         return str(CliRunner().invoke(app, list(arguments)).exception)
 
-    assert "no part sleep in the study: there are copy, recall" in said("study", "--quick", "--only", "text,sleep")
+    assert "no part 'sleep' in the study: there are copy, recall" in said("study", "--quick", "--only", "text,sleep")
     assert "there is no study at" in said("report", "study", str(tmp_path))
     (tmp_path / "study.jsonl").write_text('{"line": "begun", "scale": "quick"}\n')
     assert "holds no results yet" in said("report", "study", str(tmp_path))

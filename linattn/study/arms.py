@@ -12,7 +12,10 @@ kernel that is positive, with noise that may make a sum of it negative: its divi
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+import torch
 
 from linattn.features import FEATURE_MAPS, make
 
@@ -50,9 +53,13 @@ def own_weights(arm: str, head_width: int, heads: int) -> int:
     return sum(weight.numel() for weight in make(arm, head_width, heads).parameters())
 
 
+@functools.cache
 def num_features(arm: str, head_width: int) -> int | None:
     """C of a head; None where there is no map."""
-    return make(arm, head_width).num_features(head_width) if arm in FEATURE_MAPS else None
+    if arm not in FEATURE_MAPS:
+        return None
+    with torch.random.fork_rng(devices=()):  # random numbers that a run draws must not depend on what was asked before
+        return make(arm, head_width).num_features(head_width)
 
 
 def label(arm: str) -> str:

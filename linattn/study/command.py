@@ -65,7 +65,8 @@ def study(
         except KeyboardInterrupt:
             interrupted, done = True, False
         show.end()
-        finish(opened.study, path, done and only == "all", session.seconds_left() if session.todo() else 0.0, out)
+        jobs = session.todo()
+        finish(opened.study, path, done and only == "all", session.seconds_left(jobs) if jobs else 0.0, out)
     if interrupted:
         raise typer.Exit(130)
 

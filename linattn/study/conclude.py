@@ -187,8 +187,7 @@ class Race:
 
     @property
     def pays_from(self) -> int | None:
-        found = crossing(self.tokens, self.ratios)
-        return None if found is None else round(found)
+        return crossing(self.tokens, self.ratios)
 
 
 def races(study: Study) -> list[Race]:

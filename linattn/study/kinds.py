@@ -81,7 +81,7 @@ def about(model: SequenceModel, length: int) -> Found:
 def copy(settings: Mapping[str, Any], device: str) -> Found:
     """The copy task at one length: nats and accuracy on the second word, and the curve of the loss."""
     size = SIZES[settings["scale"]].copy
-    task = TaskSize("copy", "copy", "copy", size.model, size.run, {}, (size.head_width,), 0)
+    task = TaskSize("copy", "copy", "copy", size.model, size.run, {}, (size.head_width,), size.seconds)
     options = (("length", settings["length"]),)
     datasets = functools.partial(_drawn, "copy", size.run["batch"], size.examples, options)
     pupil = Pupil(run_of(task, settings, device), datasets)

@@ -70,7 +70,7 @@ def apart(a: Interval, b: Interval) -> bool:
     return a.ends[1] < b.ends[0] or b.ends[1] < a.ends[0]
 
 
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> Interval:
+def exponent(sizes: Sequence[int | float], values: Sequence[float]) -> Interval:
     """The slope of log value over log size; the interval is known from three points on."""
     if len(sizes) != len(values) or len(sizes) < 2:
         raise ValueError(f"an exponent needs two points or more, got {len(sizes)} sizes and {len(values)} values")
@@ -85,7 +85,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> Interval:
     return Interval(slope, slope - half, slope + half, len(x))
 
 
-def crossing(sizes: Sequence[float], ratios: Sequence[float]) -> float | None:
+def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> int | None:
     """The size from which on, as far as was measured, every ratio is below 1; None where the last one is not."""
     found = None
     for size, ratio in sorted(zip(sizes, ratios, strict=True), reverse=True):

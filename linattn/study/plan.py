@@ -1,10 +1,11 @@
 """Which small runs there are, by what is known so far, the most valuable first.
 
-rank 0    the default map and softmax attention in every task; times of short sequences; the copy task
+rank 0    the default map and softmax attention in every task; the copy task
 rank 1    the screen: every feature map, one seed
-rank 2    finals: the best four of each screen, elu and softmax attention, three seeds that the screen has not seen
-rank 3    lengths, and quality at short lengths
-rank 4    scaling, from short to long: where a length took too long or too much memory, there is no longer one
+rank 2    times of short sequences, which need the machine for themselves
+rank 3    finals: the best four of each screen, elu and softmax attention, three seeds that the screen has not seen
+rank 4    lengths, and quality at short lengths
+rank 5    scaling, from short to long: where a length took too long or too much memory, there is no longer one
 
 Two parts grow while the study runs: finals exist once their screen is complete, and each length of the scaling figure
 once the one before is known.
@@ -13,7 +14,7 @@ once the one before is known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from linattn.study.arms import LINEAR, REFORMER, SOFTMAX, TWINS, kin, num_features, screened
 from linattn.study.jobs import PARTS, Job, Study
@@ -26,12 +27,18 @@ GROWTH = {SOFTMAX: 4.0, REFORMER: 2.3, LINEAR: 2.0}  # of the time, from N to 2N
 
 def plan(sizes: Sizes, study: Study, device: str, only: Iterable[str] = PARTS) -> list[Job]:
     """All jobs that exist by now, in the order in which they are to be done."""
-    jobs = [*copies(sizes), *short_times(sizes, device), *short_quality(sizes), *lengths(sizes)]
-    for task in sizes.tasks:
-        jobs += screen(sizes, task) + finals(sizes, task, study)
-    jobs += scaling(sizes, study, device)
+    parts: dict[str, Callable[[], list[Job]]] = {
+        "copy": lambda: copies(sizes),
+        "short": lambda: short_times(sizes, device) + short_quality(sizes),
+        "lengths": lambda: lengths(sizes),
+        "scaling": lambda: scaling(sizes, study, device),
+    }
     only = set(only)
-    return sorted((job for job in jobs if job.part in only), key=lambda job: job.rank)
+    jobs = [job for part, made in parts.items() if part in only for job in made()]
+    for task in sizes.tasks:
+        if task.part in only:
+            jobs += screen(sizes, task) + finals(sizes, task, study)
+    return sorted(jobs, key=lambda job: job.rank)
 
 
 def still_hidden(sizes: Sizes, study: Study, only: Iterable[str] = PARTS) -> float:
@@ -55,7 +62,7 @@ def finals(sizes: Sizes, task: TaskSize, study: Study) -> list[Job]:
     """None while the screen is not complete."""
     chosen = finalists(sizes, task, study)
     return [
-        learned(sizes, task, "final", arm, width, seed, rank=2)
+        learned(sizes, task, "final", arm, width, seed, rank=3)
         for seed in sizes.final_seeds
         for width in widths_of_finals(task)
         for arm in chosen
@@ -113,21 +120,21 @@ def copies(sizes: Sizes) -> list[Job]:
 
 def short_times(sizes: Sizes, device: str) -> list[Job]:
     size = sizes.short
+    ways = [("eager", load, tokens) for load in ("one", "many") for tokens in size.tokens]
+    ways += [("compiled", "one", tokens) for tokens in size.compiled]
     return [
         Job(
             "short",
             f"time/{place}/{form}/{load}/{tokens}",
             "time",
             {"scale": sizes.name, "device": place, "form": form, "load": load, "tokens": tokens},
-            0,
-            8 * size.budget + (4 if form == "compiled" else 0.3),
+            2,
+            8 * size.budget + (40.0 if form == "compiled" else 2.0),
             alone=True,
         )
         for place in dict.fromkeys((device, "cpu"))
-        for form in size.forms
-        for load in size.loads
-        for tokens in size.tokens
-        if load == "one" or tokens < size.full_load
+        for form, load, tokens in ways
+        if load == "one" or tokens < size.full_load[place]
     ]
 
 
@@ -139,7 +146,7 @@ def short_quality(sizes: Sizes) -> list[Job]:
             "learn",
             {"scale": sizes.name, "task": "text", "arm": arm, "head_width": head_width(sizes), "seed": seed}
             | {"stage": "final", "window": window},
-            3,
+            4,
             sizes.short.seconds,
         )
         for window in sizes.short.trained
@@ -165,7 +172,7 @@ def lengths(sizes: Sizes) -> list[Job]:
             f"{arm}/{rotary}/{seed}",
             "lengths",
             {"scale": sizes.name, "arm": arm, "rotary": rotary, "head_width": head_width(sizes), "seed": seed},
-            3,
+            4,
             size.seconds,
         )
         for seed in size.seeds
@@ -187,7 +194,7 @@ def series(sizes: Sizes, study: Study, place: str, arm: str) -> list[Job]:
     size, jobs, expected = sizes.scaling, [], 0.05
     for power in range(size.first, size.last + 1):
         settings = {"scale": sizes.name, "device": place, "arm": arm, "tokens": 2**power}
-        job = Job("scaling", f"{place}/{arm}/{power}", "scaling", settings, 4, 1 + 4 * expected, alone=True)
+        job = Job("scaling", f"{place}/{arm}/{power}", "scaling", settings, 5, 1 + 4 * expected, alone=True)
         jobs.append(job)
         if job.id not in study.results:
             break

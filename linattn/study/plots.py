@@ -114,7 +114,7 @@ def name_ends(axes: Axes, ends: list[tuple[float, int, str]]) -> None:
             color=family(arm),
             va="center",
             arrowprops={"arrowstyle": "-", "color": "#cccccc", "linewidth": 0.5, "shrinkB": 3},
-        )
+        ).set_in_layout(False)
     axes.set_xlim(right=right * 2.2)
 
 
@@ -157,8 +157,8 @@ def far_off(scores: list[float], higher: bool) -> float | None:
     if higher or len(scores) < 4:
         return None
     middle, best = statistics.median(scores), min(scores)
-    edge = middle + 4 * (middle - best)
-    return edge if max(scores) > edge else None
+    near = [score for score in scores if score <= middle + 4 * (middle - best)]
+    return None if len(near) == len(scores) else max(near) + 0.12 * (max(near) - best)
 
 
 def copy(study: Study) -> Figure | None:

@@ -76,7 +76,11 @@ def newest() -> Path:
 def draw(study: Study, out: Path) -> dict[str, str]:
     """The plots, each by its name as the path that the page links to."""
     try:
+        import matplotlib as mpl
+
         from linattn.study import plots
+
+        assert mpl
     except ImportError as error:
         raise ValueError(
             f"the report needs matplotlib for its plots ({error}): pip install 'linattn[plots]'"

@@ -6,6 +6,7 @@ map elu; only their proportions count.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,10 +65,9 @@ class ShortSize:
     """tokens: timed; trained: lengths for models of text beside that of the task, as many tokens an update."""
 
     tokens: tuple[int, ...]
-    forms: tuple[str, ...]
-    loads: tuple[str, ...]
+    compiled: tuple[int, ...]  # those timed compiled as well: each takes longer to compile than to time
     shape: tuple[int, int]  # heads, width of a head
-    full_load: int  # tokens of a batch
+    full_load: Mapping[str, int]  # tokens of a full batch, by device
     budget: float
     trained: tuple[int, ...]
     seconds: float
@@ -169,7 +169,7 @@ QUICK = Sizes(
         seeds=(1, 2, 3),
         seconds=2.5,
     ),
-    short=ShortSize((16, 64, 256, 1024, 4096), ("eager",), ("one", "many"), (4, 64), 2048, 0.05, (32, 512), 2.0),
+    short=ShortSize((16, 64, 256, 1024, 4096), (), (4, 64), {"cpu": 2048, "cuda": 65_536}, 0.05, (32, 512), 2.0),
     lengths=LengthsSize(
         128,
         2048,
@@ -190,11 +190,11 @@ FULL = Sizes(
             "learn",
             "copy",
             {"width": 128, "ff_width": 256, "depth": 2, "conv": 4, "position": "none", "vocabulary": 256, **DEEP},
-            {**ADAM, "warmup": 100, "steps": 2500, "batch": 128, "lr": 2e-3, "weight_decay": 0.01},
+            {**ADAM, "warmup": 100, "steps": 1500, "batch": 128, "lr": 2e-3, "weight_decay": 0.01},
             {"pairs": 64, "keys": 128, "values": 128, "examples": 2048},
             (16, 8, 32, 64),
-            30.0,
-            (16, 8, 32, 64),
+            18.0,
+            (16, 64),
         ),
         TaskSize(
             "text",
@@ -249,10 +249,9 @@ FULL = Sizes(
     ),
     short=ShortSize(
         (16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
-        ("eager", "compiled"),
-        ("one", "many"),
+        (64, 512, 4096),
         (8, 64),
-        65_536,
+        {"cpu": 8192, "cuda": 65_536},
         0.25,
         (32, 128),
         35.0,

@@ -37,7 +37,7 @@ def short(settings: Mapping[str, Any], size: ShortSize) -> dict[str, Any]:
     """Seconds of the operator, and of a layer (projections, attention, feed-forward), at one length."""
     device, tokens = settings["device"], settings["tokens"]
     heads, width = size.shape
-    batch = 1 if settings["load"] == "one" else max(1, size.full_load // tokens)
+    batch = 1 if settings["load"] == "one" else max(1, size.full_load[device] // tokens)
     compiled = settings["form"] == "compiled"
     runs: dict[str, dict[str, Run]] = {
         "operator": operators(device, batch, tokens, heads, width, compiled),
@@ -46,6 +46,8 @@ def short(settings: Mapping[str, Any], size: ShortSize) -> dict[str, Any]:
     effort = Effort(budget=size.budget, least=3)
     found: dict[str, Any] = {"batch": batch, "heads": heads, "width": width, "dtype": str(dtype_on(device))[6:]}
     for name, made in runs.items():
+        for run in made.values():
+            run()  # compiles: a race would take its first call for a sample
         cells = race(made, effort, device)
         found[name] = {key: cell.seconds for key, cell in cells.items()}
     return found

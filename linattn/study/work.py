@@ -71,7 +71,7 @@ class Worker:
     def __init__(self, device: str):
         context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, device), daemon=True)
+        self.process = context.Process(target=serve, args=(theirs, device))  # no daemon: torch.compile starts processes
         self.process.start()
         theirs.close()
         self.job: Job | None = None
@@ -113,6 +113,8 @@ class Session:
     only: Iterable[str] = PARTS
     say: Callable[[Line, float, int], None] = lambda line, left, jobs: None
     paces: dict[str, list[float]] = field(default_factory=dict)  # of each part: seconds taken, and expected
+    known: tuple[int, ...] | None = None  # how much was known when the plan was made
+    planned: list[Job] = field(default_factory=list)
 
     def go_on(self) -> bool:
         """Until nothing is left (True), the minutes are over, or Ctrl-C."""
@@ -131,7 +133,12 @@ class Session:
 
     def todo(self) -> list[Job]:
         study = self.folder.study
-        return [job for job in plan(self.sizes, study, self.device, self.only) if not study.settled(job)]
+        known = (len(study.results), len(study.missing), len(study.failed))
+        if known != self.known:  # a plan is made anew where something was added
+            self.known = known
+            jobs = plan(self.sizes, study, self.device, self.only)
+            self.planned = [job for job in jobs if not study.settled(job)]
+        return self.planned
 
     def time_left(self) -> float:
         return float("inf") if self.minutes is None else 60 * self.minutes - (time.monotonic() - self.begun)
@@ -145,11 +152,10 @@ class Session:
         taken, planned = self.paces.get(job.part) or self.paces.get("", [1.0, 1.0])
         return job.seconds * taken / planned
 
-    def seconds_left(self) -> float:
-        """Of work, spread over the workers."""
+    def seconds_left(self, jobs: list[Job]) -> float:
+        """Of these jobs and those still to come of them, spread over the workers."""
         hidden = still_hidden(self.sizes, self.folder.study, self.only)
         taken, planned = self.paces.get("", [1.0, 1.0])
-        jobs = self.todo()
         shared = sum(self.expected(job) for job in jobs if not job.alone) + hidden * taken / planned
         return shared / max(1, self.workers) + sum(self.expected(job) for job in jobs if job.alone)
 
@@ -161,7 +167,8 @@ class Session:
                 pace = self.paces.setdefault(key, [0.0, 0.0])
                 pace[0], pace[1] = pace[0] + line["seconds"], pace[1] + job.seconds
         self.folder.add(line)
-        self.say(line, self.seconds_left(), len(self.todo()))
+        jobs = self.todo()
+        self.say(line, self.seconds_left(jobs), len(jobs))
 
     def _by_itself(self) -> None:
         while job := next((job for job in self.todo() if self.fits(job)), None):
