@@ -184,6 +184,10 @@ def test_each_epoch_visits_every_utterance_once_and_can_be_entered(ocean):
     again = SpeechWalk(data, 5, seed=0)
     again.load_state_dict(place)
     assert all(torch.equal(next(again).frames, x) for x in expected)
+    begun = SpeechWalk(data, 5, seed=0)
+    next(begun)  # its own order of the first epoch must not stay
+    begun.load_state_dict(SpeechWalk(data, 5, seed=3).state_dict())
+    assert torch.equal(next(begun).rows, next(SpeechWalk(data, 5, seed=3)).rows)
     with pytest.raises(ValueError, match="of another walk: its batch is 5, here it is 6"):
         SpeechWalk(data, 6, seed=3).load_state_dict(place)
 

@@ -252,7 +252,7 @@ class SpeechWalk(Iterator[SpeechBatch]):
     def __init__(self, data: SpeechData, batch: int, seed: int):
         self.data, self.batch_size, self.seed = data, batch, seed
         self.epoch = self.offset = 0
-        self._entered: int | None = None
+        self._entered: tuple[int, int] | None = None  # the (seed, epoch) that _batches belong to
 
     def __next__(self) -> SpeechBatch:
         self._enter()
@@ -282,7 +282,7 @@ class SpeechWalk(Iterator[SpeechBatch]):
         self.epoch, self.offset, self.seed = (int(state[name]) for name in ("epoch", "offset", "seed"))
 
     def _enter(self) -> None:
-        if self._entered == self.epoch:
+        if self._entered == (self.seed, self.epoch):
             return
         draw = torch.Generator().manual_seed((self.seed + self.epoch) % 2**63)
         count = len(self.data)
@@ -291,7 +291,7 @@ class SpeechWalk(Iterator[SpeechBatch]):
         roughly = lengths * (1 + SPREAD * torch.rand(count, generator=draw))
         batches = cut(roughly.argsort(), lengths, self.batch_size, self.data.batch_frames)
         self._batches = [batches[i] for i in torch.randperm(len(batches), generator=draw).tolist()]
-        self._entered = self.epoch
+        self._entered = (self.seed, self.epoch)
 
     def _identity(self) -> dict[str, Any]:
         data = f"{self.data.name} {self.data.split} {self.data.sha256}"
