@@ -3,11 +3,12 @@
 What    Forward and with gradients, float32, causal, D = 64: linattn's native library, its form in plain torch, torch's
         softmax (SDPA), and where `pip install onnxruntime onnx` was done, onnxruntime's LinearAttention (com.microsoft:
         forward only, without map and normaliser). Then a training step of the paper's MNIST model: native, chunked,
-        with softmax, and with attention replaced by something free, which is the bound.
+        with softmax, and with attention replaced by something free, which is the bound. One head of a long sequence,
+        in parts on two threads. A piece of a stream through the speech model, by torch and natively.
 Why     The targets: forward 1.5 times the fastest rival to T = 1,024 and twice from 2,048 on, at 40% of this machine's
         own rate of sgemm at least, counting only the 4·D·M flops a token and head that any form needs; with gradients
         2.5 times plain torch; never slower than softmax; a training step at 75% of the bound.
-How     python benchmarks/native.py [--quick] [--only operator|training]
+How     python benchmarks/native.py [--quick] [--only operator|training|parts|speech]
 Out     A table, and all numbers as JSON in benchmarks/results/ (<date>-<machine>-native.json).
 """
 
@@ -23,10 +24,11 @@ import torch.nn.functional as F
 import typer
 
 import linattn.nn.attention as layers
-from linattn import ImageModel, backends, linear_attention
+from linattn import ImageModel, SpeechModel, backends, linear_attention
 from linattn.bench.machine import environment
 from linattn.bench.measure import Effort, Run, race
 from linattn.bench.report import heading, save_json, seconds_in_words
+from linattn.generate.native import SpeechStep
 from linattn.models.presets import preset
 
 SIZES = ((1, 32), (1, 64), (1, 128), (1, 256), (1, 512), (8, 512), (1, 1024), (8, 1024), (1, 2048), (8, 2048))
@@ -37,11 +39,12 @@ OURS, TORCH, SOFTMAX, ONNX = "native", "chunked", "softmax", "onnxruntime"
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes, short measurements.")] = False,
-    only: Annotated[str, typer.Option(help="operator, training, or all of it.")] = "all",
+    only: Annotated[str, typer.Option(help="operator, training, parts, speech, or all of it.")] = "all",
 ):
     about = environment()
     print(heading(about), "\n", backends()["native"][1], sep="")
     found: dict[str, Any] = {"environment": about, "native": backends()["native"][1], "operator": [], "training": []}
+    found |= {"parts": [], "speech": []}
     found["onnxruntime"] = (
         importlib.util.find_spec("onnxruntime") and importlib.import_module("onnxruntime").__version__
     )
@@ -57,6 +60,16 @@ def main(
         for batch in (1,) if quick else (1, 8):
             row = training_row(batch, effort)
             found["training"].append(row)
+            print(shown(row), flush=True)
+    if only in ("all", "parts"):
+        for gradients in (False, True):
+            row = parts_row(2048 if quick else 16_384, gradients, effort)
+            found["parts"].append(row)
+            print(shown(row), flush=True)
+    if only in ("all", "speech"):
+        for frames in (10,) if quick else (4, 10, 40, 80):
+            row = speech_row(frames, effort)
+            found["speech"].append(row)
             print(shown(row), flush=True)
     print(f"\nwritten: {save_json(found, 'native-quick' if quick else 'native')}")
 
@@ -161,6 +174,45 @@ def training_step(name: str, values: torch.Tensor) -> Run:
         optimizer.zero_grad()
 
     return step
+
+
+def parts_row(time: int, gradients: bool, effort: Effort) -> dict[str, Any]:
+    """One head, which two threads share by cutting the sequence."""
+    q, k, v = torch.randn(3, 1, time, 1, WIDTH)
+    leaves = [x.requires_grad_(gradients) for x in (q, k, v)]
+    run = forward_of(OURS, q, k, v)
+    run = with_gradients(run, leaves, torch.randn_like(v)) if gradients else run
+
+    def on(threads: int) -> Run:
+        def call() -> Any:
+            torch.set_num_threads(threads)
+            return run()
+
+        return call
+
+    before = torch.get_num_threads()
+    row = timed({OURS: on(2), "one thread": on(1)}, effort)
+    torch.set_num_threads(before)
+    return {"mode": "parts" + " f+b" * gradients, "batch": 1, "heads": 1, "tokens": time, "width": WIDTH} | row
+
+
+def speech_row(frames: int, effort: Effort) -> dict[str, Any]:
+    """So many frames of 10 ms, one piece of a stream."""
+    torch.manual_seed(0)
+    model = SpeechModel(preset("transcriber")).eval()  # type: ignore[arg-type]
+    x = torch.randn(1, frames, model.config.num_features)
+
+    def stream(step: Any) -> Run:
+        state = [model.empty_state(1)]
+
+        @torch.no_grad()
+        def call() -> None:
+            _, state[0] = step(x, state[0])
+
+        return call
+
+    runs = {OURS: stream(SpeechStep(model)), "torch": stream(lambda x, state: model(x, state, donate=True))}
+    return {"mode": "speech", "batch": 1, "tokens": frames} | timed(runs, effort)
 
 
 def shown(row: dict[str, Any]) -> str:
