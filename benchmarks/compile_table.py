@@ -9,7 +9,8 @@ How     TRITON_INTERPRET=0 python -m benchmarks.compile_table [--kernel sweep] [
 Out     A line for each kernel: registers of a thread, bytes spilled, bytes of shared memory, programs that fit one
         multiprocessor of an H100 or H200, and instructions that all warps of a program issue for a token (of the
         longest innermost loop). A multiprocessor issues at most four a cycle, so memory is not all that takes time.
-        With --out also as JSON. It ends with 1 where a kernel spills.
+        With --out also as JSON. It ends with 1 where a kernel spills, or turns the result of a product over on its way
+        into another one: Triton 3.4 to 3.7 multiplies that wrongly on Hopper.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ TARGET = ("cuda", 90, 32)
 REGISTERS, SHARED, WARPS, PROGRAMS, RESERVED = 65536, 233472, 64, 32, 1024  # of a multiprocessor of compute 9.0
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 WIDTHS = (16, 32, 64, 128, 256)
+TURNED = r"tt\.trans [^\n]*tensor<[^>]*#mma\d*> ->"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -49,6 +51,7 @@ class Row:
     spilled: int
     shared: int
     issued: float
+    turned: bool = False
 
     @property
     def programs(self) -> int:
@@ -101,9 +104,11 @@ def main(
             "rows": [asdict(r) | {"programs": r.programs} for r in rows],
         }
         out.write_text(json.dumps(made, indent=1) + "\n")
-    bad = [row for row in rows if row.spilled]
+    bad, turned = [row for row in rows if row.spilled], [row for row in rows if row.turned]
+    for row in turned:
+        print(f"{row.kernel} {row.width} {row.dtype} {row.call} turns the result of a product over")
     print(f"{len(rows)} kernels, {len(bad)} of them spill")
-    raise typer.Exit(1 if bad else 0)
+    raise typer.Exit(1 if bad or turned else 0)
 
 
 def compiled_rows(kernels: Any, widths: Any, dtypes: Any, chosen: Any) -> Iterator[Row]:
@@ -143,7 +148,10 @@ def compiled_rows(kernels: Any, widths: Any, dtypes: Any, chosen: Any) -> Iterat
                     names = list(kernel.signature.parameters)
                     tokens = constants[names.index("BT") - len(arguments)] if "BT" in names else 1
                     issued = loop * warps / tokens
-                    yield Row(short, width, dtype, name, warps, registers, spilled, made.metadata.shared, issued)
+                    turned = re.search(TURNED, made.asm["ttgir"]) is not None
+                    yield Row(
+                        short, width, dtype, name, warps, registers, spilled, made.metadata.shared, issued, turned
+                    )
 
 
 def calls(width: int, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:

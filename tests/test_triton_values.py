@@ -6,6 +6,7 @@ The interpreter runs the kernels' own source with numpy; what a GPU adds (narrow
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
@@ -28,12 +29,13 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the 
 # (batch, time, keys, heads, kv_heads, width, values): grouped heads, M ≠ D, lengths around and far from any tile's
 SHAPES = (
     (2, 1, None, 1, 1, 16, 16),
-    (1, 15, None, 4, 2, 24, 5),
-    (1, 33, None, 2, 1, 64, 48),
-    (1, 100, None, 2, 2, 16, 100),
+    (1, 15, None, 2, 1, 24, 5),
+    (1, 33, None, 1, 1, 64, 48),
+    (1, 100, None, 1, 1, 16, 100),
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-STYLES = tuple(product((True, False), (True, False), DTYPES))
+# float16 takes float32's way but for the plan of the backward pass, which only causal calls have
+STYLES = tuple(s for s in product((True, False), (True, False), DTYPES) if s[0] or s[2] != torch.float16)
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "plain": (1, {}),
     "lengths": (2, {"lengths": [260, 0]}),
@@ -83,12 +85,23 @@ def test_against_the_oracle(case):
     check(case)
 
 
-@pytest.mark.parametrize("normalize", [True, False], ids=["mean", "sum"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+LONG = {  # way and dtype: the layouts of each; every one with a mean and as a sum
+    ("segments", torch.float32): (("lengths", True), ("packed", False)),
+    ("segments", torch.bfloat16): (("plain", False), ("lengths", False), ("packed", True)),
+    ("rewound", torch.bfloat16): (
+        ("plain", True),
+        ("lengths", False),
+        ("packed", True),
+        ("plain", False),
+        ("lengths", True),
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("way", "dtype"),
-    [("segments", torch.float32), ("segments", torch.bfloat16), ("rewound", torch.bfloat16)],
-    ids=["segments-float32", "segments-bfloat16", "rewound-bfloat16"],
+    ("way", "dtype", "layout", "normalize"),
+    [(*key, *style) for key, styles in LONG.items() for style in styles],
+    ids=str,
 )
 def test_long_sequences(cut, way, dtype, layout, normalize):
     cut(way)
@@ -101,12 +114,12 @@ def test_long_sequences(cut, way, dtype, layout, normalize):
 def test_layouts(layout, causal):
     batch, ends = (3, {"lengths": [7, 0, 33]}) if layout == "lengths" else (1, {"cu_seqlens": [0, 1, 1, 20, 33]})
     more = {"q_lengths": [20, 3, 0]} if layout == "lengths" and not causal else {}
-    check(Case(batch, 33, dtype=torch.float32, impl="triton", causal=causal, layout=ends | more))
+    check(Case(batch, 33, None, 2, 1, 8, 6, torch.float32, impl="triton", causal=causal, layout=ends | more))
 
 
 @pytest.mark.parametrize(("time", "keys"), [(1, 33), (33, 1), (15, 600)])
 def test_cross_attention(time, keys):
-    check(Case(2, time, keys, dtype=torch.float32, impl="triton", causal=False, seed=time))
+    check(Case(1, time, keys, 2, 1, 8, 6, torch.float32, impl="triton", causal=False, seed=time))
 
 
 def test_packed_cross_attention():
@@ -122,12 +135,12 @@ def test_packed_cross_attention():
 )
 def test_wide_heads(width, values, dtype, normalize):
     """Wider than one program's registers: blocks of features, blocks of values."""
-    check(Case(1, 40, None, 2, 1, width, values, dtype, "elu", "triton", True, normalize))
+    check(Case(1, 40, None, 1, 1, width, values, dtype, "elu", "triton", True, normalize))
 
 
 def test_wide_heads_in_segments(cut):
     cut("segments")
-    check(Case(1, 290, None, 1, 1, 130, 140, torch.bfloat16, "relu", "triton", True, False))
+    check(Case(1, 290, None, 1, 1, 72, 80, torch.bfloat16, "relu", "triton", True, False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -153,18 +166,25 @@ STRIDES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+DENSE = Case(2, 20, None, 2, 2, 8, 8, torch.float32, impl="triton")
+
+
 @pytest.mark.parametrize("strides", STRIDES)
 def test_strides(strides):
-    case = Case(2, 20, None, 4, 2, 8, 8, torch.float32, impl="triton")
-    x = make_inputs(case)
+    x = make_inputs(DENSE)
     strange = {name: STRIDES[strides](t) if name in ("q", "k", "v", "g") else t for name, t in x.items()}
-    got, want = run_case(case, strange), run_case(case, x)
+    got, want = run_case(DENSE, strange), run_dense()
     for name in want:
         assert_same(name, got[name], want[name])
 
 
+@functools.cache
+def run_dense() -> dict[str, torch.Tensor]:
+    return run_case(DENSE, make_inputs(DENSE))
+
+
 def test_dtypes_of_results():
     for dtype in DTYPES:
-        got = run_case(Case(dtype=dtype, impl="triton"))
+        got = run_case(Case(1, 3, None, 1, 1, 8, 6, dtype, impl="triton"))
         assert {got[name].dtype for name in ("out", "dq", "dk", "dv")} == {dtype}
         assert {got[name].dtype for name in ("kv", "z", "dkv", "dz")} == {torch.float32}

@@ -31,7 +31,6 @@ from linattn.ops.triton.tiles import (
     column,
     digits,
     divisor,
-    laid_out,
     load_sum,
     load_sums,
     load_tile,
@@ -211,7 +210,7 @@ def sweep(
                 until = tl.broadcast_to(-tl.sum(owed_z, 1)[None, :], (BT, BD))
                 until = tl.dot(tl.where(seen, 1.0, 0.0).to(NARROW), phi_k, until, input_precision=PRECISION)
                 dphi_q += e[:, None] * until
-            psi = laid_out(psi, dphi_q).to(NARROW)
+            psi = psi.to(NARROW)
             dphi_q *= steep
             if LAYOUT == "padded" and not NORMALIZE:
                 dphi_q = tl.where(live[:, None], dphi_q, 0.0)

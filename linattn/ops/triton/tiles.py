@@ -154,12 +154,6 @@ def digits(x, NARROW: tl.constexpr):
 
 
 @device
-def laid_out(x, y):
-    """x, in registers as y, the result of a product. Else the compiler makes x twice: like y, and as it was loaded."""
-    return x + 0.0 * y
-
-
-@device
 def divisor(den, eps, EPS: tl.constexpr):
     """What a weighted sum is divided by (equation 4): infinite where nothing was seen."""
     if EPS:
