@@ -184,7 +184,7 @@ def resources(ptx: str) -> tuple[int, int, int]:
     from triton.backends.nvidia.compiler import get_ptxas
 
     assembler = get_ptxas(TARGET[1])
-    path = Path(getattr(assembler, "path", assembler))
+    path = Path(str(getattr(assembler, "path", assembler)))
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
