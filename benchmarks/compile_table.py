@@ -183,7 +183,7 @@ def resources(ptx: str) -> tuple[int, int, int]:
     """(registers of a thread, bytes spilled, instructions of the longest innermost loop), as NVIDIA's tools tell."""
     from triton.backends.nvidia.compiler import get_ptxas
 
-    assembler = get_ptxas(TARGET[1])
+    assembler: Any = get_ptxas(TARGET[1])
     path = Path(getattr(assembler, "path", assembler))
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
