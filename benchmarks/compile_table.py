@@ -183,8 +183,8 @@ def resources(ptx: str) -> tuple[int, int, int]:
     """(registers of a thread, bytes spilled, instructions of the longest innermost loop), as NVIDIA's tools tell."""
     from triton.backends.nvidia.compiler import get_ptxas
 
-    assembler = get_ptxas(TARGET[1])
-    path = Path(str(getattr(assembler, "path", assembler)))
+    assembler: Any = get_ptxas(TARGET[1])
+    path = Path(getattr(assembler, "path", assembler))
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)

@@ -124,7 +124,7 @@ def test_cross_attention(time, keys):
 
 def test_packed_cross_attention():
     layout = {"cu_seqlens": [0, 9, 9, 33], "cu_seqlens_q": [0, 2, 5, 20]}
-    check(Case(1, 20, 33, dtype=torch.float32, impl="triton", causal=False, layout=layout))
+    check(Case(1, 20, 33, 2, 1, 5, 3, torch.float32, impl="triton", causal=False, layout=layout))
 
 
 @pytest.mark.parametrize("normalize", [True, False], ids=["mean", "sum"])
@@ -152,7 +152,7 @@ def test_maps_with_a_scale(name, dtype):
 @pytest.mark.parametrize("watch", [("out",), ("kv",), ("z",)], ids="-".join)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_gradients_of_one_result_alone(causal, watch):
-    case = Case(time=33, dtype=torch.float32, impl="triton", causal=causal)
+    case = Case(1, 33, None, 2, 1, 5, 3, torch.float32, impl="triton", causal=causal)
     x = make_inputs(case)
     assert_matches_oracle(run_case(case, x, watch=watch), case, x, watch=watch)
 
