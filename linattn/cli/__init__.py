@@ -1,1 +1,1 @@
-"""The command line: `linattn train`, `generate`, `complete`, `eval`, `info`, `bench`."""
+"""The command line: `linattn train`, `generate`, `complete`, `transcribe`, `eval`, `info`, `pack`, `bench` and more."""

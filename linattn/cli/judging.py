@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from linattn.bench.image_record import EVALUATED
+from linattn.bench.report import counted
 from linattn.cli import speech
 from linattn.cli.sampling import load_model
 from linattn.cli.show import console, say
@@ -174,7 +175,7 @@ def _training(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _trained(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     data, made, evaluation = record["data"], record["machine"], record["evaluation"]
-    on = made["gpu"] or f"{made['system']}, {made['threads']} threads"
+    on = made["gpu"] or f"{made['system']}, {counted(made['threads'], 'thread')}"
     rows = [
         ("trained on", f"{data['name']}, {data['split']} split (licence: {data['licence']})"),
         ("trained for", f"{record['step']:,} steps of {record['run']['batch']} examples, {clock(record['seconds'])}"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from linattn.bench.report import counted
 from linattn.cli.judging import figure, judge
 from linattn.cli.sampling import load_model
 from linattn.cli.show import say
@@ -106,17 +107,13 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "step" not in record:
         return [("training", "not recorded"), *facts]
     data, made, run = record["data"], record["machine"], record["run"]
-    on = made["gpu"] or f"{made['system']}, {counted_threads(made['threads'])}"
+    on = made["gpu"] or f"{made['system']}, {counted(made['threads'], 'thread')}"
     return [
         ("data", f"{data['name']}, {data['split']} split, sha256 `{data['sha256'][:12]}…`; licence: {data['licence']}"),
         ("recipe", f"{run['name'] or run['preset']}, whose fields stand below"),
         ("trained for", f"{record['step']:,} steps of {run['batch']} examples, {clock(record['seconds'])} on {on}"),
         *facts,
     ]
-
-
-def counted_threads(threads: int) -> str:
-    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def _figures(found: Mapping[str, Any]) -> str:
