@@ -203,6 +203,11 @@ def test_what_goes_wrong(linattn, digits, words, code, message):
     assert "Traceback" not in said
 
 
+def test_version_says_what_is_installed(linattn):
+    code, out, _ = linattn("--version")
+    assert code == 0 and out.startswith("linattn 0.") and f"torch {torch.__version__}" in out
+
+
 def test_ctrl_c_is_130(linattn, monkeypatch, digits):
     monkeypatch.setattr("linattn.cli.making.run_generation", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert linattn("generate", digits)[0] == 130

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Annotated
 
+import torch
 import typer
 
+import linattn
 from linattn.cli import judging, making, measuring, packing, reporting, speech, studying, training
 from linattn.cli.show import complain, warn
 
 app = typer.Typer(
     name="linattn",
-    help="Linear attention: train in parallel, generate in constant memory.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -23,6 +25,19 @@ app = typer.Typer(
 )
 for module in (training, making, speech, judging, packing, measuring, studying, reporting):
     module.register(app)
+
+
+def version(asked: bool) -> None:
+    if asked:
+        print(f"linattn {linattn.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    asked: Annotated[bool, typer.Option("--version", is_eager=True, callback=version, help="Which version.")] = False,
+) -> None:
+    """Linear attention: train in parallel, generate in constant memory."""
 
 
 def main() -> None:

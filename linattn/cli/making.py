@@ -76,7 +76,7 @@ def generate(
             raise ValueError(f"{weights} makes text, one stream of it: --count, --gif and --strip are for images")
         _stream_text(model, prompt, 400 if length is None else length, options)
     else:
-        raise ValueError(f"{weights} is a {type(model).__name__}, which generates nothing")
+        raise ValueError(f"{weights} holds a model of kind {type(model).__name__}, which generates nothing")
 
 
 def complete(
@@ -109,7 +109,7 @@ def complete(
     """
     model = load_model(weights, device)
     if not isinstance(model, ImageModel):
-        raise ValueError(f"{weights} is a {type(model).__name__}: only image models complete images")
+        raise ValueError(f"{weights} holds a model of kind {type(model).__name__}: only image models complete images")
     if (image is None) == (data is None):
         raise ValueError("give one of --image FILE and --data NAME (a dataset, whose test images --index are taken)")
     wholes = image_file(image, model)[None] if image is not None else _test_images(str(data), index, model)

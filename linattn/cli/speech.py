@@ -56,7 +56,7 @@ def transcribe(
     torch.set_num_threads(max(1, threads))  # on a busy machine two that wait for each other crawl
     model = load_model(weights, device)
     if not isinstance(model, SpeechModel):
-        raise ValueError(f"{weights} is a {type(model).__name__}: speech models transcribe")
+        raise ValueError(f"{weights} holds a model of kind {type(model).__name__}: speech models transcribe")
     if stream:
         _stream(model, rate, sys.stdin.buffer)
     else:
