@@ -56,7 +56,7 @@ def test_what_ships_is_small_and_has_a_card():
     assert sum(sizes.values()) <= MOST_MB * 1e6, sizes
     for name in shipped():
         card, record = (SHIPPED / f"{name}.md").read_text(), record_of(name)
-        assert all(word in card for word in ("before rounding", "after rounding", "licence", f"`{name}`"[1:-1]))
+        assert all(word in card for word in ("before rounding", "after rounding", "licence", f"linattn eval {name}"))
         assert record["packed"]["after"]["examples"] > 0 and record["data"]["licence"] in card
 
 
