@@ -27,7 +27,7 @@ for module in (training, making, speech, judging, packing, measuring, studying, 
     module.register(app)
 
 
-def version(asked: bool) -> None:
+def version(asked: bool | None) -> None:
     if asked:
         print(f"linattn {linattn.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
         raise typer.Exit
@@ -35,7 +35,9 @@ def version(asked: bool) -> None:
 
 @app.callback()
 def about(
-    asked: Annotated[bool, typer.Option("--version", is_eager=True, callback=version, help="Which version.")] = False,
+    asked: Annotated[
+        bool | None, typer.Option("--version", is_eager=True, callback=version, help="Which version.")
+    ] = None,
 ) -> None:
     """Linear attention: train in parallel, generate in constant memory."""
 
