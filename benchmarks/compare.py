@@ -22,7 +22,7 @@ from linattn.models.files import record_of
 from linattn.train import evaluate, training_data
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-HEAD = f"{'attention':<12}{'parameters':>12}{'steps':>8}{'seconds':>9}{'bits dev':>10}{'bits':>10}   run"
+HEAD = f"{'attention':<16}{'parameters':>12}{'steps':>8}{'seconds':>9}{'bits dev':>10}{'bits':>10}   run"
 
 
 @app.command()
@@ -49,9 +49,10 @@ def line(run: Path, split: str) -> dict[str, Any]:
     how = record["run"]
     options = {"window": how["window"], "carry": how["stateful"], "batch": how["batch"]}
     found = evaluate(model, training_data(record, split), **options)
-    attention = model.config.layer.attention
+    layer = model.config.layer
+    attention = layer.attention + (f", conv {layer.conv}" if layer.conv else "")
     dev = record["evaluation"]["bits"]
-    sizes = f"{attention:<12}{model.num_parameters:>12,}{record['step']:>8,}{record['seconds']:>9,.0f}"
+    sizes = f"{attention:<16}{model.num_parameters:>12,}{record['step']:>8,}{record['seconds']:>9,.0f}"
     print(f"{sizes}{dev:>10.4f}{found['bits']:>10.4f}   {run}", flush=True)
     kept = {name: record[name] for name in ("step", "seconds", "evaluation", "data", "machine", "versions", "run")}
     return {"attention": attention, "parameters": model.num_parameters, split: found, **kept}

@@ -38,7 +38,14 @@ from linattn.train.trainer import Trainer
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 TINY = ("width=16", "num_heads=2", "depth=1", "batch=4", "size=6", "precision=fp32")
 CHUNK = 64  # tokens of a chunk of the operator
-OPERATOR = ("_Attention", "_AttentionBackward", "linattn::attention", "linattn::attention_backward")
+OPERATOR = (
+    "_Attention",
+    "_AttentionBackward",
+    "_Alone",
+    "_AloneBackward",
+    "linattn::attention",
+    "linattn::attention_backward",
+)
 OPERATOR += ("aten::scaled_dot_product_attention", "ScaledDotProductFlashAttentionBackward0")
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::_scaled_mm")
 ADAM, AVERAGE, ROUNDING = 7 * 4, 3 * 4, 4 + 2 + 2 * 4  # bytes a parameter: moved, averaged, rounded to bf16, gradients
