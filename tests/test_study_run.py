@@ -268,7 +268,7 @@ class Instant(Worker):
     def take(self):
         job, self.job = self.job, None
         if job.id == "images/screen/relu/8/0" and not self.ended:
-            self.dead = True
+            self.dead = True  # pyright: ignore[reportAttributeAccessIssue]
             return {"line": "failed", "id": job.id, "why": "its process ended with -9"}
         return answering([])(job, "cpu", 1)
 
