@@ -125,6 +125,15 @@ def on_threads(count: int, case: Case, x: dict[str, torch.Tensor]) -> dict[str, 
         torch.set_num_threads(before)
 
 
+def test_outputs_that_do_not_stay_in_the_cache():
+    """Those of 16 MB are stored in another way than halves of them: the same bits."""
+    q, k, v = torch.randn(3, 1, 8192, 8, 64, generator=torch.Generator().manual_seed(0))
+    whole = linear_attention(q, k, v, impl="native")
+    left, state = linear_attention(q[:, :4096], k[:, :4096], v[:, :4096], impl="native", return_state=True)
+    right = linear_attention(q[:, 4096:], k[:, 4096:], v[:, 4096:], impl="native", state=state)
+    assert torch.equal(whole, torch.cat([left, right], 1))
+
+
 @pytest.mark.parametrize("name", LONG)
 def test_parts_of_a_sequence(name):
     """More threads than heads: against float64, against one thread, and the same bits each time."""
