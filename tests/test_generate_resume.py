@@ -202,7 +202,7 @@ def test_interrupted_in_another_process_and_resumed_in_this_one(tmp_path):
     )
     path = tmp_path / "snapshot.safetensors"
     command = [sys.executable, "-c", script, str(TESTS), str(path)]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=TESTS.parent, timeout=120)
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=TESTS.parent, timeout=600)
     assert run.stdout.split() == ["True", "[9,", "10]"], run.stderr
     whole = generate(language_model(), [[3], [5, 1]], length=30, seed=2, top_p=0.9)
     rest = generate(language_model(), snapshot=Snapshot.load(path))
