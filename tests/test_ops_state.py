@@ -92,7 +92,7 @@ def test_a_donated_state_gives_the_same_and_is_gone(impl, time):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("time_axis", [True, False], ids=["(B, 1, H, D)", "(B, H, D)"])
 def test_steps_are_the_whole(time_axis, dtype, feature_map, normalize):
-    case = Case(time=150, dtype=dtype, feature_map=feature_map, normalize=normalize, stateful=False, scale=0.5)
+    case = Case(time=210, dtype=dtype, feature_map=feature_map, normalize=normalize, stateful=False, scale=0.5)
     x = make_inputs(case)
     options = {"feature_map": feature_map, "normalize": normalize, "scale": 0.5}
     prompt = [x[name][:, :10] for name in ("q", "k", "v")]

@@ -32,7 +32,7 @@ SHAPES = (
     (1, 100, None, 6, 2, 7, 1),
     (1, 257, None, 2, 2, 16, 9),
     (2, 64, None, 8, 1, 5, 6),
-    (1, 190, None, 2, 1, 80, 70),
+    (1, 210, None, 2, 1, 80, 70),
 )
 STYLES = tuple(product(IMPLS, (True, False), (True, False), DTYPES))
 

@@ -17,9 +17,9 @@ from linattn.ops.form import Form, sum_dtype
 from linattn.state import State
 
 # Up to here one chunk holds the whole sequence (the quadratic order); measured by benchmarks/crossover.py.
-SINGLE_CHUNK = 128
-# Elements of one tile of a block: 1 MB of fp32 stays in the second-level cache of two cores; a GPU wants more at once.
-BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
+SINGLE_CHUNK = 192
+# Elements of one tile of a block: half a MB of fp32 stays in the second-level cache of two cores; a GPU wants more at once.
+BLOCK_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
