@@ -18,7 +18,7 @@ from linattn.state import State
 
 # Up to here one chunk holds the whole sequence (the quadratic order); measured by benchmarks/crossover.py.
 SINGLE_CHUNK = 192
-# Elements of one tile of a block: half a MB of fp32 stays in the second-level cache of two cores; a GPU wants more at once.
+# Elements of one tile of a block: half a MB of fp32 stays in the second-level cache; a GPU wants more at once.
 BLOCK_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}
 
 
