@@ -204,7 +204,7 @@ def shares(trainer: Trainer, step: float, updates: int = 3) -> tuple[dict[str, f
     """Of the time in the operator, in products, and elsewhere; and of a step, that the GPU worked (CPU: None)."""
     cuda = trainer.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities) as profiled:
+    with profile(activities=activities, acc_events=True) as profiled:
         for _ in range(updates):
             trainer.update()
         wait(trainer)
