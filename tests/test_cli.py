@@ -16,7 +16,7 @@ from linattn.cli.show import page
 from linattn.models import ImageModel, LanguageModel, build, load, preset, save
 from linattn.models.files import record_of
 from linattn.train.data import load as load_data
-from linattn.train.painting import FRAMES, gif, stages, strip
+from linattn.train.painting import FRAMES, few_greys, gif, stages, strip
 from linattn.train.sheets import GREY, sheet
 
 
@@ -129,12 +129,17 @@ def test_a_painting_is_shown_on_its_way(linattn, digits, tmp_path):
     with Image.open(tmp_path / "a.gif") as gif, Image.open(tmp_path / "a.png") as png:
         assert gif.n_frames == FRAMES and gif.size == png.size
         gif.seek(FRAMES - 1)
-        last = np.asarray(gif.convert("L"))
-        assert np.array_equal(last, np.asarray(png))
+        assert np.array_equal(np.asarray(gif.convert("L")), few_greys(np.asarray(png)))
         gif.seek(0)
-        assert (np.asarray(gif.convert("L")) == GREY).all()
+        assert (np.asarray(gif.convert("L")) == few_greys(np.full(1, GREY))).all()
     code, said, _ = linattn("complete", digits, "--data", "digits", "--count", "2", "--strip", "--out", "b.png")
     assert code == 0 and (tmp_path / "b-strip.png").is_file()
+
+
+def test_a_gif_has_few_greys_black_and_white_among_them():
+    shades = few_greys(np.arange(256, dtype=np.uint8))
+    assert len(set(shades.tolist())) == 32 and (shades[0], shades[-1]) == (0, 255)
+    assert np.abs(shades.astype(int) - np.arange(256)).max() <= 5  # half a step of 255 / 31, rounded
 
 
 def test_stages_of_a_painting():

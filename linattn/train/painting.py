@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import torch
 
 from linattn._typing import Shaped, Tensor
@@ -41,7 +42,8 @@ def gif(images: Shaped[Tensor, "N H W C"], begin: int = 0) -> bytes:
     from PIL import Image
 
     arrays = [sheet(some).numpy() for some in stages(images, FRAMES, begin)]
-    frames = [Image.fromarray(a[..., 0] if a.shape[-1] == 1 else a) for a in arrays]
+    # Few greys, since a GIF is small where neighbours are alike: a sheet of digits has an eighth of the bytes with 32.
+    frames = [Image.fromarray(a if a.shape[-1] == 3 else few_greys(a[..., 0])) for a in arrays]
     if images.shape[-1] == 3:
         # Each with a palette of its own; the default way to one takes ten times as long.
         frames = [frame.quantize(256, Image.Quantize.FASTOCTREE) for frame in frames]
@@ -49,3 +51,8 @@ def gif(images: Shaped[Tensor, "N H W C"], begin: int = 0) -> bytes:
     made = io.BytesIO()
     frames[0].save(made, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)
     return made.getvalue()
+
+
+def few_greys(image: np.ndarray, greys: int = 32) -> np.ndarray:
+    """The nearest of so many shades, black and white among them."""
+    return ((image.astype(np.float32) * (greys - 1) / 255).round() * (255 / (greys - 1))).round().astype(np.uint8)
