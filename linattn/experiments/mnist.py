@@ -16,6 +16,8 @@ Expected: the paper reports 0.644 bits/dim for linear attention (0.621 for softm
 0.644 within 20 minutes of one H200, `best` 0.60. Neither has been run yet; `linattn eval RUN` is the figure.
 """
 
+from dataclasses import replace
+
 from linattn.train.config import Run
 
 PAPER = Run(
@@ -37,8 +39,8 @@ PAPER = Run(
     checkpoint_every=1_000,
     sample_every=5_000,
 )
-BEST = Run(
-    preset="mnist",
+BEST = replace(
+    PAPER,
     changes={
         "norm_first": True,
         "activation": "gelu",
@@ -47,24 +49,12 @@ BEST = Run(
         "num_heads": 4,
         "ff_width": 992,
     },
-    data="mnist",
     minutes=40.0,
-    batch=128,
     optimizer="adamw",
     lr=1.5e-3,
     betas=(0.9, 0.95),
     weight_decay=0.1,
-    schedule="cosine",
-    warmup=500,
     lr_decay=0.01,
-    clip=1.0,
-    ema=0.9995,
-    precision="bf16",
-    log_every=50,
-    eval_every=500,
-    eval_examples=1_000,
-    checkpoint_every=1_000,
-    sample_every=5_000,
 )
 RECIPES = {"paper": PAPER, "best": BEST}
 RUN = PAPER

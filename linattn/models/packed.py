@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import torch
 
 from linattn._typing import Float, Tensor
+from linattn.ops.parts import scales
 
 FORMS = ("int8", "bf16")
 SMALL = 8_192  # numbers: a matrix of fewer is not rounded
@@ -40,8 +41,7 @@ def packed(tensors: Mapping[str, Tensor], form: str) -> dict[str, Tensor]:
 def rounded_rows(x: Float[Tensor, "R I"]) -> tuple[Tensor, Float[Tensor, "R 1"]]:
     """int8 codes (R, I), and the scale of each row."""
     x = x.detach().float()
-    scale = x.abs().amax(1, keepdim=True) / 127
-    scale = scale.clamp_min(torch.finfo(torch.float32).tiny)  # a row of zeros
+    scale = scales(x)[:, None]
     return (x / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 

@@ -95,7 +95,7 @@ PARTS = (ProductPart, NormPart, BlockPart, ModelPart, RunPart)
 
 def scales(weight: Float[Tensor, "O I"]) -> Float[Tensor, " O"]:
     """What each output's int8 weights are multiplied by."""
-    return weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    return (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)  # of a row of zeros too
 
 
 def rounded(weight: Float[Tensor, "O I"], kind: str) -> Float[Tensor, "O I"]:
